@@ -1,0 +1,1 @@
+"""CAST-RL: online reinforcement learning of flow-matching text-to-image models with per-atom, grounded rewards."""
