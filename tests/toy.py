@@ -1,9 +1,15 @@
 """A toy backbone over spatial latents, quick enough to roll out in milliseconds."""
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn, Tensor
+from torchrl.envs import TransformedEnv
+
+from cast_rl.envs import AtomRewardTransform, DenoisingEnv
+from cast_rl.judges.base import Judgement
+from cast_rl.policy import make_policy
 
 GRID = (4, 4)
 SHAPE = (3, *GRID)
@@ -83,6 +89,48 @@ class ToyBank(nn.Module):
 
 def toy_policy(backbone: ToyBackbone, steps: int = 6, **options):
     """The policy over the toy's own schedule; its transition must agree with the environment's."""
-    from cast_rl.policy import make_policy
-
     return make_policy(backbone, ToyBank(), backbone.sigmas(steps, 8, 8), **options)
+
+
+@dataclass(frozen=True)
+class ToyPrompt:
+    """A prompt of ``n`` atoms; an atom is a channel and a half of the image that must be bright."""
+
+    atoms: tuple
+
+
+PROMPTS = [ToyPrompt(tuple((k % 3, k % 2) for k in range(n))) for n in (2, 3, 1, 4, 2)]
+
+
+class ToyJudge:
+    """Scores an atom by the brightness of its channel in its half; the half is the evidence. Keeps what it was sent."""
+
+    def __init__(self):
+        self.calls: list[int] = []
+
+    def __call__(self, images: Tensor, atoms: list[list]) -> Judgement:
+        self.calls.append(len(images))
+        most = max(len(row) for row in atoms)
+        scores = torch.zeros(len(images), most)
+        mask = torch.zeros(len(images), most, dtype=torch.bool)
+        evidence = torch.zeros(len(images), most, *images.shape[-2:])
+        middle = images.shape[-1] // 2
+        for b, row in enumerate(atoms):
+            for k, (channel, half) in enumerate(row):
+                part = slice(0, middle) if half == 0 else slice(middle, None)
+                scores[b, k] = images[b, channel, :, part].mean()
+                mask[b, k] = True
+                evidence[b, k, :, part] = 1
+        return Judgement(scores, mask, evidence)
+
+
+def toy_env(backbone: ToyBackbone | None = None, **options):
+    """A small `DenoisingEnv` of 6 steps, 2 prompts x 4 images and the window (1, 3) unless told otherwise."""
+    options = {"prompts_per_batch": 2, "group_size": 4, "window": (1, 3), "steps": 6} | options
+    return DenoisingEnv.from_backbone(backbone or ToyBackbone(), NUM_PROMPTS, height=8, width=8, **options)
+
+
+def toy_training_env(backbone: ToyBackbone | None = None, judge: ToyJudge | None = None, **options):
+    """`toy_env` with the toy's per-atom reward."""
+    reward = AtomRewardTransform(judge or ToyJudge(), PROMPTS, grid=GRID)
+    return TransformedEnv(toy_env(backbone, **options), reward)

@@ -1,0 +1,155 @@
+"""Per-atom rewards: a judge scores every atom of the finished images and says where it looked."""
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.nn import functional as F
+from torchrl.data import Binary, Bounded, Composite, TensorSpec, Unbounded
+from torchrl.envs import Transform
+
+from cast_rl.judges.base import Judge, Judgement
+
+
+class AtomRewardTransform(Transform):
+    """Calls the judge on the rows that are done and writes, next to the step:
+
+    - ``atom_scores (B, K)`` in [0, 1], 0 where masked;
+    - ``atom_mask (B, K)`` bool: false beyond the prompt's atoms, and where the judge failed;
+    - ``evidence (B, K, h, w)``, each valid atom's map with unit spatial mean, 0 where masked;
+    - ``reward (B, 1)``: mean score over the valid atoms, 0 if there is none.
+
+    They are declared in the reward spec, so that they exist next to a step only. Before an episode ends they are 0.
+    A score that is not finite is masked and counted, never read as 0. An atom without evidence, or whose evidence is
+    not finite, gets the uniform map.
+
+    Args:
+        judge: ``judge(images (n, 3, H, W), atoms)``. If it has a ``device``, images are sent there; what it returns is
+            brought back. It sees only finished images of prompts that have atoms.
+        prompts: what ``prompt_id`` indexes; each item has ``atoms``.
+        grid: ``(h, w)`` of the evidence, as a rule the latent grid.
+        max_atoms: K; by default the largest number of atoms of a prompt.
+        keep_pixels: keep ``pixels`` next to the step; otherwise they are dropped once judged.
+
+    Attributes:
+        counts: since construction, ``judged`` atoms, ``failed`` ones among them (not finite, or masked by the judge)
+            and ``no_evidence``, atoms that got the uniform map although the judge gives evidence.
+
+    Raises:
+        ValueError: if a prompt has more than ``max_atoms`` atoms; on the first judgement of a wrong shape, with scores
+            outside [0, 1] or with negative evidence.
+    """
+
+    def __init__(
+        self,
+        judge: Judge,
+        prompts: Sequence,
+        *,
+        grid: tuple[int, int],
+        max_atoms: int | None = None,
+        keep_pixels: bool = False,
+    ):
+        super().__init__(in_keys=["pixels", "prompt_id"], out_keys=["reward", "atom_scores", "atom_mask", "evidence"])
+        sizes = [len(prompt.atoms) for prompt in prompts]
+        most = max(sizes, default=0)
+        if max_atoms is not None and most > max_atoms:
+            raise ValueError(f"prompt {sizes.index(most)} has {most} atoms, more than max_atoms={max_atoms}")
+        # A judge that is a module must not become a submodule: env.to() and env.state_dict() would claim it.
+        self.__dict__["judge"] = judge
+        self.prompts = prompts
+        # At least one column, so that a set without any atoms keeps ordinary shapes.
+        self.max_atoms = max(1, most) if max_atoms is None else max_atoms
+        self.grid, self.keep_pixels = tuple(grid), keep_pixels
+        self.counts = {"judged": 0, "failed": 0, "no_evidence": 0}
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        done = next_tensordict["done"].reshape(-1)
+        rows, device = len(done), done.device
+        scores = torch.zeros(rows, self.max_atoms, device=device)
+        mask = torch.zeros(rows, self.max_atoms, dtype=torch.bool, device=device)
+        evidence = torch.zeros(rows, self.max_atoms, *self.grid, device=device)
+        atoms = self._atoms_of(next_tensordict["prompt_id"].reshape(-1).tolist())
+        judged = [row for row in done.nonzero().flatten().tolist() if atoms[row]]
+        if judged:
+            images = next_tensordict["pixels"][judged]
+            scores[judged], mask[judged], evidence[judged] = self._judge([atoms[row] for row in judged], images)
+        reward = scores.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
+        next_tensordict.update({"reward": reward, "atom_scores": scores, "atom_mask": mask, "evidence": evidence})
+        return next_tensordict if self.keep_pixels else next_tensordict.exclude("pixels")
+
+    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        return tensordict_reset
+
+    def transform_reward_spec(self, reward_spec: TensorSpec) -> TensorSpec:
+        spec = reward_spec.clone()
+        batch, device = spec.shape, spec.device
+        spec["atom_scores"] = Bounded(0, 1, (*batch, self.max_atoms), dtype=torch.float32, device=device)
+        spec["atom_mask"] = Binary(shape=(*batch, self.max_atoms), dtype=torch.bool, device=device)
+        spec["evidence"] = Unbounded((*batch, self.max_atoms, *self.grid), device=device)
+        if not self.keep_pixels:
+            del spec["pixels"]
+        return spec
+
+    def _atoms_of(self, prompt_ids: list[int]) -> list[Sequence]:
+        if max(prompt_ids) >= len(self.prompts):
+            raise ValueError(
+                f"prompt_id {max(prompt_ids)} is out of range: AtomRewardTransform was given {len(self.prompts)} prompts; "
+                "the environment's num_prompts must be the same"
+            )
+        return [self.prompts[i].atoms for i in prompt_ids]
+
+    @torch.no_grad()
+    def _judge(self, atoms: list[Sequence], images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores ``(n, K)``, mask ``(n, K)`` and evidence ``(n, K, h, w)``, on the images' device."""
+        home = images.device
+        judgement = self.judge(images.to(getattr(self.judge, "device", None) or home), [list(row) for row in atoms])
+        scores, mask, evidence = self._read(judgement, atoms, home)
+        asked = torch.arange(self.max_atoms, device=home) < torch.tensor([[len(row)] for row in atoms], device=home)
+        valid = asked & mask & scores.isfinite()
+        scores = torch.where(valid, scores, 0.0)
+        if ((scores < 0) | (scores > 1)).any():
+            raise ValueError(f"atom scores are probabilities, got values from {scores.min():.4g} to {scores.max():.4g}")
+        self.counts["judged"] += int(asked.sum())
+        self.counts["failed"] += int((asked & ~valid).sum())
+        return scores, valid, self._evidence_maps(evidence, valid)
+
+    def _read(self, judgement: Judgement, atoms: list[Sequence], home: torch.device):
+        """The judgement's tensors on ``home``, checked, with as many columns as ``max_atoms``."""
+        n, most = len(atoms), max(len(row) for row in atoms)
+        scores, mask, evidence = judgement.scores, judgement.mask, judgement.evidence
+        columns = scores.shape[-1]
+        if scores.shape != (n, columns) or mask.shape != scores.shape or columns < most:
+            raise ValueError(
+                f"the judge returned scores {tuple(scores.shape)} and mask {tuple(mask.shape)} for {n} images with up to "
+                f"{most} atoms; both must be ({n}, K) with K >= {most}"
+            )
+        if evidence is not None and (evidence.ndim != 4 or evidence.shape[:2] != scores.shape):
+            raise ValueError(f"the judge returned evidence {tuple(evidence.shape)}; expected ({n}, {columns}, h, w)")
+        scores = _columns(scores.to(home, torch.float32), self.max_atoms)
+        mask = _columns(mask.to(home, torch.bool), self.max_atoms)
+        if evidence is not None:
+            evidence = _columns(evidence.to(home, torch.float32), self.max_atoms)
+        return scores, mask, evidence
+
+    def _evidence_maps(self, evidence: Tensor | None, valid: Tensor) -> Tensor:
+        """Evidence on the grid, averaged by area to unit spatial mean; uniform where there is none."""
+        shown = valid[..., None, None]
+        if evidence is None:
+            return shown.expand(*valid.shape, *self.grid).float()
+        finite = evidence.isfinite().all(-1).all(-1) & valid
+        maps = torch.where(finite[..., None, None], evidence, 0.0)
+        if (maps < 0).any():
+            raise ValueError(f"evidence must be non-negative, got a minimum of {maps.min():.4g}")
+        maps = F.interpolate(maps, size=self.grid, mode="area")
+        mean = maps.mean((-2, -1), keepdim=True)
+        self.counts["no_evidence"] += int((valid & (mean == 0).flatten(1)).sum())
+        return torch.where(mean > 0, maps / mean.clamp_min(torch.finfo(mean.dtype).tiny), 1.0) * shown
+
+
+def _columns(value: Tensor, count: int) -> Tensor:
+    """``(n, K, ...)`` cut or zero-padded to ``count`` columns."""
+    if value.shape[1] >= count:
+        return value[:, :count]
+    padding = value.new_zeros(len(value), count - value.shape[1], *value.shape[2:])
+    return torch.cat([value, padding], 1)
