@@ -1,0 +1,317 @@
+"""What every text-to-image model looks like to the rest of the library.
+
+Conventions, the same for every family:
+
+- latents ``x (B, C, h, w)`` are spatial and float32; packing them into tokens is private to a family;
+- ``sigma`` in [0, 1] is the noise level: 1 is noise, 0 is data, ``x = (1 - sigma) x0 + sigma eps``;
+- the velocity is ``dx/dsigma = eps - x0``;
+- a conditioning is a dict of tensors, all batch first, text right-padded with a bool ``mask (B, L)``.
+
+A family subclasses `Backbone` and fills in the methods under "Each family gives"; see `qwen_image.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from torch import Tensor, nn
+
+from cast_rl.backbones import finetuning
+
+Cond = dict[str, Tensor]
+
+
+class Backbone(ABC):
+    """A diffusers pipeline as encoder, velocity field and decoder.
+
+    Args:
+        pipe: the loaded pipeline; its modules are frozen and put into eval mode.
+        device: where inputs and results live; the pipeline's modules are moved there.
+        guidance: the pipeline's own guidance argument, None for none.
+        max_sequence_length: text tokens kept per prompt, as the pipeline's argument of that name.
+        decode_batch: latents decoded at a time, which bounds the memory of `decode`.
+
+    Attributes:
+        transformer: the network that is trained. It may be replaced by a wrapper (DDP, a compiled module).
+        vae, pipe, guidance, device, dtype: dtype is the one in which the transformer computes.
+
+    Raises:
+        ValueError: the pipeline's scheduler is not a deterministic flow-matching Euler scheduler.
+    """
+
+    family: ClassVar[str]
+    pipeline_classes: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        pipe: DiffusionPipeline,
+        *,
+        device: torch.device | str = "cpu",
+        guidance: float | None = None,
+        max_sequence_length: int = 512,
+        decode_batch: int = 16,
+    ):
+        _check_scheduler(pipe.scheduler)
+        if decode_batch < 1:
+            raise ValueError(f"decode_batch must be at least 1, got {decode_batch}.")
+        self.device = torch.device(device)
+        self.pipe = pipe.to(self.device)
+        for module in pipe.components.values():
+            if isinstance(module, nn.Module):
+                module.requires_grad_(False).eval()
+        self.transformer: nn.Module = pipe.transformer
+        self.vae: nn.Module = pipe.vae
+        self.dtype: torch.dtype = pipe.transformer.dtype
+        self.guidance = guidance
+        self.max_sequence_length = max_sequence_length
+        self.decode_batch = decode_batch
+        self._frozen_copy: nn.Module | None = None
+        self._in_reference = False
+        self._warned_truncated: set[str] = set()
+
+    # Each family gives the following.
+
+    @property
+    @abstractmethod
+    def channels(self) -> int:
+        """Channels of the spatial latent."""
+
+    @property
+    @abstractmethod
+    def cell(self) -> int:
+        """Pixels per side of one latent position."""
+
+    @property
+    @abstractmethod
+    def pixel_multiple(self) -> int:
+        """Heights and widths must be multiples of this many pixels."""
+
+    @property
+    @abstractmethod
+    def uses_negative(self) -> bool:
+        """Whether `velocity` needs a negative conditioning at the present guidance."""
+
+    @abstractmethod
+    def _encode(self, prompts: list[str]) -> Cond:
+        """Encode prompts as the pipeline does, right-padded, with a bool mask."""
+
+    @abstractmethod
+    def _text_tokens(self, prompt: str) -> int:
+        """Tokens that `prompt` would take if nothing were cut off."""
+
+    @abstractmethod
+    def _schedule(self, steps: int, height: int, width: int) -> dict[str, Any]:
+        """Arguments that the pipeline passes to `scheduler.set_timesteps`."""
+
+    @abstractmethod
+    def _predict(self, network: nn.Module, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        """Run the network on latents ``x`` of its dtype and ``sigma (B,)`` float32; its own layout comes back."""
+
+    @abstractmethod
+    def _guide(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """Combine the predictions of the two passes as the pipeline does."""
+
+    @abstractmethod
+    def _to_velocity(self, prediction: Tensor, shape: torch.Size) -> Tensor:
+        """Prediction in the network's layout to a velocity of `shape`."""
+
+    @abstractmethod
+    def _decode(self, x: Tensor) -> Tensor:
+        """Latents (B, C, h, w) to images (B, 3, H, W) in [-1, 1]."""
+
+    @abstractmethod
+    def lora_targets(self) -> list[str]:
+        """Exact names of the Linear layers to adapt by default, each of which receives a gradient."""
+
+    # What follows is the same for all of them.
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str]) -> Cond:
+        """Embed prompts; every tensor of the result is batch first.
+
+        Warns once for each prompt that the text encoder cuts off, and names it.
+        """
+        if isinstance(prompts, str):
+            raise TypeError(f"encode takes a sequence of prompts, got one string; pass [{prompts!r}].")
+        prompts = list(prompts)
+        if not prompts:
+            raise ValueError("encode got no prompts.")
+        for prompt in prompts:
+            self._warn_if_truncated(prompt)
+        return self._encode(prompts)
+
+    def _warn_if_truncated(self, prompt: str) -> None:
+        tokens = self._text_tokens(prompt)
+        if tokens <= self.max_sequence_length or prompt in self._warned_truncated:
+            return
+        self._warned_truncated.add(prompt)
+        warnings.warn(
+            f"the text encoder keeps {self.max_sequence_length} of the {tokens} tokens of the prompt "
+            f"{_shorten(prompt)!r}; raise max_sequence_length or shorten it.",
+            stacklevel=3,
+        )
+
+    def latent_grid(self, height: int, width: int) -> tuple[int, int]:
+        """Latent positions (h, w) of an image of height x width pixels."""
+        multiple = self.pixel_multiple
+        for name, value in (("height", height), ("width", width)):
+            if value <= 0 or value % multiple:
+                raise ValueError(
+                    f"{name}={value} does not fit {self.family}: it must be a positive multiple of {multiple} "
+                    f"pixels, for example {max(1, round(value / multiple)) * multiple}."
+                )
+        return height // self.cell, width // self.cell
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """(C, h, w) of the latent of an image of height x width pixels."""
+        return (self.channels, *self.latent_grid(height, width))
+
+    def initial_latents(self, seeds: Sequence[int] | Tensor, height: int, width: int) -> Tensor:
+        """Noise (B, C, h, w) float32, row i from a CPU generator seeded with ``seeds[i]`` alone.
+
+        Equals what the pipeline draws for ``generator=[torch.Generator().manual_seed(s) for s in seeds]``.
+        """
+        shape = self.latent_shape(height, width)
+        rows = [torch.randn(shape, generator=torch.Generator().manual_seed(int(seed))) for seed in seeds]
+        if not rows:
+            return torch.empty(0, *shape, device=self.device)
+        return torch.stack(rows).to(self.device)
+
+    def sigmas(self, steps: int, height: int, width: int) -> Tensor:
+        """The pipeline's schedule (steps + 1,) float32, falling to 0, from a private copy of its scheduler."""
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}.")
+        self.latent_grid(height, width)
+        scheduler = type(self.pipe.scheduler).from_config(self.pipe.scheduler.config)
+        scheduler.set_timesteps(device=self.device, **self._schedule(steps, height, width))
+        return scheduler.sigmas
+
+    def velocity(self, x: Tensor, sigma: Tensor | float, cond: Cond, negative: Cond | None = None) -> Tensor:
+        """dx/dsigma at latents ``x (B, C, h, w)`` and ``sigma`` (scalar or (B,)): (B, C, h, w) float32.
+
+        With `negative` the network runs twice and the pipeline's own guidance at `self.guidance` is applied.
+
+        Raises:
+            ValueError: batch sizes differ, or `negative` and `guidance` do not go together.
+        """
+        self._check_inputs(x, cond, negative)
+        sigma = torch.as_tensor(sigma, dtype=torch.float32, device=x.device).reshape(-1).expand(len(x))
+        network = self._frozen_copy if self._in_reference and self._frozen_copy is not None else self.transformer
+        latents = x.to(self.dtype)
+        prediction = self._predict(network, latents, sigma, cond)
+        if negative is not None:
+            prediction = self._guide(prediction, self._predict(network, latents, sigma, negative))
+        return self._to_velocity(prediction, x.shape).float()
+
+    def _check_inputs(self, x: Tensor, cond: Cond, negative: Cond | None) -> None:
+        for name, text in (("cond", cond), ("negative", negative or {})):
+            for key, value in text.items():
+                if len(value) != len(x):
+                    raise ValueError(
+                        f"velocity: {name}[{key!r}] has {len(value)} rows for {len(x)} latents; "
+                        "repeat or index the conditioning so that there is one row per latent."
+                    )
+        if self.uses_negative and negative is None:
+            raise ValueError(
+                f"velocity: guidance={self.guidance} needs a negative conditioning, which is missing; encode one "
+                "(PromptBank.encode(..., negative=' ')) or load the backbone with guidance=None."
+            )
+        if negative is not None and not self.uses_negative:
+            raise ValueError(
+                f"velocity: a negative conditioning was given, but guidance={self.guidance} does not use one; "
+                "pass negative=None or load the backbone with a guidance above 1."
+            )
+
+    @torch.no_grad()
+    def decode(self, x: Tensor) -> Tensor:
+        """Latents (B, C, h, w) to images (B, 3, H, W) float32 in [0, 1], `decode_batch` at a time."""
+        if not len(x):
+            return torch.empty(0, 3, x.shape[-2] * self.cell, x.shape[-1] * self.cell, device=x.device)
+        images = [self._decode(part.to(self.vae.dtype)) for part in x.split(self.decode_batch)]
+        return self.pipe.image_processor.postprocess(torch.cat(images), output_type="pt").float()
+
+    @contextmanager
+    def reference(self) -> Iterator[Backbone]:
+        """Inside, `velocity` is that of the model before training.
+
+        With LoRA the adapters are off; after ``train_all(keep_reference=True)`` the frozen copy answers.
+
+        Raises:
+            RuntimeError: full fine-tuning without a copy.
+        """
+        has_adapters = finetuning.has_adapters(self.transformer)
+        if self._frozen_copy is None and not has_adapters and self.trainable_parameters():
+            raise RuntimeError(
+                "no reference model: all weights are trained and no copy was kept; "
+                "call train_all(keep_reference=True), or leave the KL term out."
+            )
+        before, self._in_reference = self._in_reference, True
+        try:
+            with finetuning.adapters_off(self.transformer):
+                yield self
+        finally:
+            self._in_reference = before
+
+    def add_lora(self, rank: int, alpha: float | None = None, targets: Sequence[str] | None = None) -> None:
+        """Add trainable float32 adapters; `alpha` is `rank` unless given, `targets` are `lora_targets()`.
+
+        Raises:
+            ValueError: rank below 1, or a target that is no Linear layer of the transformer.
+            RuntimeError: there are adapters already.
+        """
+        finetuning.add_lora(self.pipe.transformer, rank, alpha, list(targets or self.lora_targets()))
+
+    def save_lora(self, folder: str | Path) -> None:
+        """Write ``pytorch_lora_weights.safetensors``, alpha included, for any `pipeline.load_lora_weights`."""
+        finetuning.save_lora(self.pipe, folder)
+
+    def load_lora(self, folder: str | Path) -> None:
+        """Load a saved LoRA as trainable float32 adapters, in place of those there are.
+
+        Raises:
+            FileNotFoundError: the folder holds no LoRA.
+        """
+        finetuning.load_lora(self.pipe, folder)
+
+    def train_all(self, keep_reference: bool) -> None:
+        """Make every weight of the transformer trainable; `keep_reference` keeps a frozen copy beside it.
+
+        Load the model in float32 for this: in bfloat16 most small updates round to nothing.
+        """
+        self._frozen_copy = finetuning.train_all(self.pipe.transformer, keep_reference)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the whole pipeline in diffusers' format, for `DiffusionPipeline.from_pretrained(folder)`."""
+        finetuning.save_pipeline(self.pipe, folder)
+
+    def gradient_checkpointing(self, enabled: bool = True) -> None:
+        """Recompute activations in the backward pass, which saves memory and costs one more forward pass."""
+        transformer = self.pipe.transformer
+        transformer.enable_gradient_checkpointing() if enabled else transformer.disable_gradient_checkpointing()
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        """The weights that an optimizer should hold."""
+        return [p for p in self.transformer.parameters() if p.requires_grad]
+
+
+def _check_scheduler(scheduler: Any) -> None:
+    """A rollout takes Euler steps of a flow; another sampler would not give the pipeline's own images."""
+    if not isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
+        raise ValueError(
+            f"the pipeline's scheduler is {type(scheduler).__name__}; only FlowMatchEulerDiscreteScheduler is "
+            "supported. Set pipe.scheduler to one and pass the pipeline to load_backbone."
+        )
+    for key in ("stochastic_sampling", "invert_sigmas"):
+        if scheduler.config.get(key):
+            raise ValueError(f"the scheduler's config has {key}=True, which is not supported; set it to False.")
+
+
+def _shorten(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

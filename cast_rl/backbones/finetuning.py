@@ -1,0 +1,127 @@
+"""What is trained and how it is saved: LoRA adapters or all weights, in diffusers' own formats."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.training_utils import _collate_lora_metadata, cast_training_params
+from peft import LoraConfig, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+# PEFT's own default, and the only name that diffusers' metadata helper looks up.
+ADAPTER = "default"
+LORA_FILE = "pytorch_lora_weights.safetensors"
+
+
+def _adapter_layers(module: nn.Module) -> list[BaseTunerLayer]:
+    return [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Whether PEFT layers have been injected into `module`."""
+    return bool(_adapter_layers(module))
+
+
+@contextmanager
+def adapters_off(module: nn.Module) -> Iterator[None]:
+    """Inside, `module` computes as if it had no adapters; what was on and trainable is restored.
+
+    PEFT freezes adapters when it switches them off and unfreezes all of them when it switches them on, so
+    `requires_grad` is put back by hand.
+    """
+    layers = [(layer, layer.disable_adapters) for layer in _adapter_layers(module)]
+    trainable = [(p, p.requires_grad) for p in module.parameters()] if layers else []
+    for layer, _ in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer, was_off in layers:
+            layer.enable_adapters(not was_off)
+        for parameter, required in trainable:
+            parameter.requires_grad_(required)
+
+
+def check_targets(transformer: nn.Module, targets: Sequence[str]) -> None:
+    """Every target is the name of a Linear layer, or the dotted end of some; otherwise a ValueError names it.
+
+    PEFT by itself only complains when not one of the targets is found.
+    """
+    linears = [name for name, layer in transformer.named_modules() if isinstance(layer, nn.Linear)]
+    endings = {name.split(".", cut)[-1] for name in linears for cut in range(name.count(".") + 1)}
+    for target in targets:
+        if target not in endings:
+            near = difflib.get_close_matches(target, sorted(endings), n=3, cutoff=0.3)
+            raise ValueError(
+                f"LoRA target {target!r} names no Linear layer of {type(transformer).__name__}; near ones: {near}."
+            )
+
+
+def add_lora(transformer: nn.Module, rank: int, alpha: float | None, targets: Sequence[str]) -> None:
+    """Freeze `transformer` and add float32 LoRA adapters (arXiv 2106.09685) scaled by ``alpha / rank``."""
+    if rank < 1:
+        raise ValueError(f"LoRA rank must be at least 1, got {rank}.")
+    if has_adapters(transformer):
+        raise RuntimeError("add_lora: the transformer has adapters already; load a fresh backbone.")
+    check_targets(transformer, targets)
+    transformer.requires_grad_(False)
+    config = LoraConfig(r=rank, lora_alpha=rank if alpha is None else alpha, target_modules=list(targets))
+    transformer.add_adapter(config, adapter_name=ADAPTER)
+    _make_trainable(transformer)
+
+
+def _make_trainable(transformer: nn.Module) -> None:
+    """Adapters in float32 and trainable, everything else frozen, no dropout."""
+    for name, parameter in transformer.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    cast_training_params(transformer, dtype=torch.float32)
+    transformer.eval()
+
+
+def save_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
+    """Save through the pipeline's own `save_lora_weights`, with the metadata that carries alpha."""
+    if not has_adapters(pipe.transformer):
+        raise RuntimeError("save_lora: the transformer has no adapters; call add_lora, or save the whole pipeline.")
+    pipe.save_lora_weights(
+        save_directory=str(folder),
+        transformer_lora_layers=get_peft_model_state_dict(pipe.transformer, adapter_name=ADAPTER),
+        **_collate_lora_metadata({"transformer": pipe.transformer}),
+    )
+
+
+def load_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
+    """Load through the pipeline's own `load_lora_weights`, then make the adapters trainable in float32."""
+    if not (Path(folder) / LORA_FILE).is_file():
+        raise FileNotFoundError(f"load_lora: no {LORA_FILE} in {Path(folder).resolve()}; save_lora writes one there.")
+    if has_adapters(pipe.transformer):
+        pipe.unload_lora_weights()
+    pipe.load_lora_weights(str(folder), weight_name=LORA_FILE, adapter_name=ADAPTER)
+    if not has_adapters(pipe.transformer):
+        raise ValueError(
+            f"load_lora: {Path(folder) / LORA_FILE} holds no adapter for {type(pipe.transformer).__name__}; "
+            "it belongs to another model."
+        )
+    _make_trainable(pipe.transformer)
+
+
+def train_all(transformer: nn.Module, keep_reference: bool) -> nn.Module | None:
+    """Unfreeze all weights; returns a frozen copy of them, or None."""
+    if has_adapters(transformer):
+        raise RuntimeError("train_all: the transformer has LoRA adapters; load a fresh backbone.")
+    frozen_copy = copy.deepcopy(transformer).requires_grad_(False).eval() if keep_reference else None
+    transformer.requires_grad_(True)
+    return frozen_copy
+
+
+def save_pipeline(pipe: DiffusionPipeline, folder: str | Path) -> None:
+    """Save every component as safetensors and JSON."""
+    if has_adapters(pipe.transformer):
+        raise RuntimeError("save: the transformer has LoRA adapters, whose weights go into save_lora(folder).")
+    pipe.save_pretrained(str(folder), safe_serialization=True)

@@ -1,0 +1,103 @@
+"""From a folder, a hub id or a pipeline to the backbone of its family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from cast_rl.backbones.base import Backbone
+from cast_rl.backbones.qwen_image import QwenImage
+
+# One entry per supported pipeline class. A new family is a file beside qwen_image.py and an import here.
+FAMILIES: dict[str, type[Backbone]] = {name: family for family in (QwenImage,) for name in family.pipeline_classes}
+
+
+def load_backbone(
+    source: str | Path | DiffusionPipeline,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str = "cpu",
+    guidance: float | None = None,
+    gradient_checkpointing: bool = False,
+    **family_options: Any,
+) -> Backbone:
+    """Load a text-to-image pipeline for training.
+
+    Only safetensors and JSON are read; code that comes with a checkpoint is not run.
+
+    Args:
+        source: a folder in diffusers' format, a Hugging Face hub id, or a loaded pipeline.
+        dtype: of all components, as ``torch.bfloat16`` or ``"bfloat16"``.
+        device: where they go.
+        guidance: the pipeline's own guidance argument; None for none.
+        gradient_checkpointing: trade one more forward pass for the memory of the activations.
+        **family_options: ``max_sequence_length``, ``decode_batch`` and what the family takes besides.
+
+    Raises:
+        FileNotFoundError: `source` is neither a pipeline folder nor a hub id that can be reached.
+        ValueError: the pipeline class has no backbone, or `dtype` is not a floating point type.
+        TypeError: an option that the family does not have.
+    """
+    dtype = _floating_dtype(dtype)
+    if isinstance(source, DiffusionPipeline):
+        family = _family(type(source).__name__)
+        pipe = source.to(dtype)
+    else:
+        index = _read_index(source)
+        family = _family(index.get("_class_name"))
+        _check_components(source, index)
+        pipe = DiffusionPipeline.from_pretrained(str(source), dtype=dtype, use_safetensors=True)
+    pipe.set_progress_bar_config(disable=True)
+    backbone = family(pipe, device=device, guidance=guidance, **family_options)
+    if gradient_checkpointing:
+        backbone.gradient_checkpointing()
+    return backbone
+
+
+def _floating_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"dtype={dtype!r} is not a floating point type; use 'float32' or 'bfloat16'.")
+    return found
+
+
+def _family(pipeline_class: Any) -> type[Backbone]:
+    if not isinstance(pipeline_class, str) or pipeline_class not in FAMILIES:
+        raise ValueError(
+            f"no backbone for the pipeline class {pipeline_class!r}; supported: {', '.join(sorted(FAMILIES))}. "
+            "To add one, read cast_rl/backbones/qwen_image.py, write its like and list it in "
+            "cast_rl/backbones/load.py."
+        )
+    return FAMILIES[pipeline_class]
+
+
+def _read_index(source: str | Path) -> dict[str, Any]:
+    """The contents of ``model_index.json``, before any weights are fetched."""
+    path = Path(source)
+    if path.exists() and not (path / DiffusionPipeline.config_name).is_file():
+        what = "is not a folder" if not path.is_dir() else f"holds no {DiffusionPipeline.config_name}"
+        raise FileNotFoundError(
+            f"load_backbone: {path.resolve()} {what}; give the folder that pipeline.save_pretrained wrote."
+        )
+    try:
+        return dict(DiffusionPipeline.load_config(str(source)))
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"load_backbone: {str(source)!r} is no folder here ({path.resolve()}) and could not be read from the "
+            "hub; check the path, the id, and the network or the local cache."
+        ) from error
+
+
+def _check_components(source: str | Path, index: dict[str, Any]) -> None:
+    """Every component is a class of diffusers or transformers, so that no code comes with the weights."""
+    for name, value in index.items():
+        if name.startswith("_") or not isinstance(value, list | tuple) or len(value) != 2 or value[0] is None:
+            continue
+        if str(value[0]).split(".")[0] not in ("diffusers", "transformers"):
+            raise ValueError(
+                f"load_backbone: component {name!r} of {str(source)!r} is {value[1]} from {value[0]!r}; only classes "
+                "of diffusers and transformers are loaded. Build the pipeline yourself and pass the object."
+            )
