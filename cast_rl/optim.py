@@ -1,0 +1,105 @@
+"""An optimizer step that survives a bad batch and says how large its gradients were."""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class StepReport:
+    """What one step did.
+
+    Args:
+        stepped: whether the weights were updated.
+        grad_norm: norm of all gradients before clipping; not finite if the step was skipped for it.
+        grad_rms: root mean square of the gradients' elements as the optimizer saw them, after clipping.
+        skipped: number of steps skipped so far.
+    """
+
+    stepped: bool
+    grad_norm: float
+    grad_rms: float
+    skipped: int
+
+
+class GuardedStep:
+    """Clips gradients and steps the optimizer, unless the loss or a gradient is not finite.
+
+    Such a step is skipped and counted, its gradients are dropped, and the optimizer's state stays as it was. When
+    several processes train one model, all of them skip if one has to.
+
+    A warning is given, once, when the gradients' root mean square comes within a factor of ten of Adam's ``eps``: its
+    updates then shrink with the gradients instead of being normalised by them.
+
+    Args:
+        optimizer: any torch optimizer; ``backward`` is the caller's.
+        max_norm: bound on the gradients' norm.
+        max_bad_steps: how many skipped steps in a row are an error.
+
+    Attributes:
+        skipped: number of steps skipped.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, max_norm: float = 1.0, max_bad_steps: int = 5):
+        if max_norm <= 0 or max_bad_steps < 1:
+            raise ValueError(f"max_norm={max_norm} must be positive and max_bad_steps={max_bad_steps} at least 1")
+        self.optimizer, self.max_norm, self.max_bad_steps = optimizer, max_norm, max_bad_steps
+        self.skipped = 0
+        self._in_a_row = 0
+        self._warned = False
+
+    def step(self, loss: Tensor | float) -> StepReport:
+        """One step on the gradients that ``loss.backward()`` left; they are cleared afterwards.
+
+        Raises:
+            RuntimeError: if there is no gradient at all, or after ``max_bad_steps`` skipped steps in a row.
+        """
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not parameters:
+            raise RuntimeError("no parameter of the optimizer has a gradient; call backward() first, on a loss of its model")
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_norm)
+        # Sharded parameters have a sharded norm.
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        good = _on_all_ranks(norm.isfinite() & torch.as_tensor(loss, device=norm.device).detach().isfinite().all())
+        grad_norm = float(norm)
+        if not good:
+            return self._skip(grad_norm, float(torch.as_tensor(loss).detach().float().mean()))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._in_a_row = 0
+        grad_rms = min(grad_norm, self.max_norm) / sum(p.numel() for p in parameters) ** 0.5
+        self._warn_about_eps(grad_rms)
+        return StepReport(True, grad_norm, grad_rms, self.skipped)
+
+    def _skip(self, grad_norm: float, loss: float) -> StepReport:
+        self.optimizer.zero_grad()
+        self.skipped += 1
+        self._in_a_row += 1
+        if self._in_a_row >= self.max_bad_steps:
+            raise RuntimeError(
+                f"{self._in_a_row} steps in a row had a loss or gradients that are not finite (last loss {loss}, gradient "
+                f"norm {grad_norm}); {self.skipped} were skipped in all. Look at the scores and the learning rate, or resume "
+                "from an earlier checkpoint"
+            )
+        return StepReport(False, grad_norm, float("nan"), self.skipped)
+
+    def _warn_about_eps(self, grad_rms: float) -> None:
+        eps = self.optimizer.param_groups[0].get("eps")
+        if eps is not None and 0 < grad_rms < 10 * eps and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"gradients have a root mean square of {grad_rms:.2e}, close to the optimizer's eps={eps:.0e}: Adam is "
+                "running on eps and takes smaller steps than its learning rate says; scale the loss up or lower eps",
+                stacklevel=3,
+            )
+
+
+def _on_all_ranks(good: Tensor) -> bool:
+    """Whether every process of the default group says yes; just this one where there is no group."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        flag = good.to(torch.int32)
+        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
+        return bool(flag)
+    return bool(good)
