@@ -12,7 +12,7 @@ from cast_rl.backbones.base import Backbone, Cond
 
 
 class _Table:
-    """Conditionings that a deep copy shares instead of copying; moving and casting a module leaves them alone."""
+    """Conditionings that a deep copy shares, and that moving or casting a module leaves alone."""
 
     def __init__(self, rows: Cond, negative: Cond | None):
         self.rows, self.negative = rows, negative
@@ -24,7 +24,7 @@ class _Table:
 class PromptBank(nn.Module):
     """Conditionings of a fixed list of prompts; the id of a prompt is its place in the list.
 
-    The table is no part of `parameters`, `buffers` or `state_dict`. All rows are padded to the longest prompt, so a
+    The table is no part of `parameters`, `buffers` or `state_dict`. All rows are padded to the longest, so a
     prompt is seen at the same length in every batch.
 
     Args:
@@ -75,14 +75,14 @@ class PromptBank(nn.Module):
         rows = {key: value.to(storage_device) for key, value in concatenate(parts).items()}
         negative_row = None
         if backbone.uses_negative:
-            negative_row = {key: value.to(storage_device) for key, value in backbone.encode([negative]).items()}
+            negative_row = {k: v.to(storage_device) for k, v in backbone.encode([negative]).items()}
         return cls(rows, negative_row, texts)
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def forward(self, prompt_id: Tensor) -> tuple[Cond, Cond | None]:
-        """Integer ids (B,) or (B, 1) to ``(cond, negative or None)``, B rows each, on the device of the ids."""
+        """Integer ids (B,) or (B, 1) to ``(cond, negative or None)``, B rows each, on the ids' device."""
         ids = self._checked(prompt_id)
         table, device = self._table, prompt_id.device
         cond = {key: value[ids.to(value.device)].to(device) for key, value in table.rows.items()}

@@ -1,4 +1,4 @@
-"""Deterministic sampling: the reference that stochastic rollouts are held against, and what evaluation uses."""
+"""Deterministic sampling: what stochastic rollouts are held against, and what evaluation uses."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def ode_rollout(
         x: initial latents (B, C, h, w) float32.
         cond, negative: one row per latent; `negative` where the backbone's guidance needs it.
         steps, height, width: number of steps and image size in pixels, which fix the schedule.
-        callback: called before each step as ``callback(step, x, sigma, velocity)``; ``x - sigma * velocity`` is
-            the Tweedie estimate of the final latent.
+        callback: called before each step as ``callback(step, x, sigma, velocity)``; the Tweedie estimate of
+            the final latent is ``x - sigma * velocity``.
 
     Returns:
         Latents (B, C, h, w) float32 at sigma 0.
@@ -43,7 +43,9 @@ def ode_rollout(
     """
     expected = backbone.latent_shape(height, width)
     if x.shape[1:] != expected:
-        raise ValueError(f"ode_rollout: latents {tuple(x.shape[1:])} are not the {expected} of {height}x{width} pixels.")
+        raise ValueError(
+            f"ode_rollout: the latents are {tuple(x.shape[1:])}, but {height}x{width} pixels have {expected}."
+        )
     x = x.float()
     sigmas = backbone.sigmas(steps, height, width)
     for step, (sigma, sigma_next) in enumerate(zip(sigmas[:-1], sigmas[1:], strict=True)):

@@ -12,11 +12,11 @@ from diffusers import (
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
-# With every word of Qwen-Image's template a token of its own, its prefix takes 34 tokens, as it does in the real
-# tokenizer; the pipeline drops exactly that many.
+# With every word of Qwen-Image's template a token of its own, its prefix takes 34 tokens, as it does in the
+# real tokenizer; the pipeline drops exactly that many.
 TEMPLATE_WORDS = (
-    "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships "
-    "of the objects and background:\nuser\n\nassistant\n"
+    "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+    "relationships of the objects and background:\nuser\n\nassistant\n"
 )
 SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>"]
 
@@ -51,7 +51,12 @@ def qwen_text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGene
         rope_parameters=dict(rope_type="default", rope_theta=1e6, mrope_section=[1, 1, 2]),
     )
     vision = dict(
-        depth=1, hidden_size=16, intermediate_size=32, num_heads=2, out_hidden_size=16, fullatt_block_indexes=[0]
+        depth=1,
+        hidden_size=16,
+        intermediate_size=32,
+        num_heads=2,
+        out_hidden_size=16,
+        fullatt_block_indexes=[0],
     )
     config = Qwen2_5_VLConfig(
         text_config=text, vision_config=vision, image_token_id=unused, video_token_id=unused
@@ -60,7 +65,7 @@ def qwen_text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGene
 
 
 def spread(module: torch.nn.Module) -> torch.nn.Module:
-    """Redraw all matrices with unit gain: with the default small weights, mistakes hardly change the image."""
+    """Redraw all matrices with unit gain; with the default small weights mistakes hardly show."""
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim >= 2:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from cast_rl.backbones import finetuning
+from cast_rl.backbones import checks, finetuning
 
 Cond = dict[str, Tensor]
 
@@ -58,7 +58,7 @@ class Backbone(ABC):
         max_sequence_length: int = 512,
         decode_batch: int = 16,
     ):
-        _check_scheduler(pipe.scheduler)
+        checks.check_scheduler(pipe.scheduler)
         if decode_batch < 1:
             raise ValueError(f"decode_batch must be at least 1, got {decode_batch}.")
         self.device = torch.device(device)
@@ -112,7 +112,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def _predict(self, network: nn.Module, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
-        """Run the network on latents ``x`` of its dtype and ``sigma (B,)`` float32; its own layout comes back."""
+        """Run the network on latents ``x`` of its dtype and ``sigma (B,)`` float32; returns its own layout."""
 
     @abstractmethod
     def _guide(self, positive: Tensor, negative: Tensor) -> Tensor:
@@ -160,13 +160,7 @@ class Backbone(ABC):
 
     def latent_grid(self, height: int, width: int) -> tuple[int, int]:
         """Latent positions (h, w) of an image of height x width pixels."""
-        multiple = self.pixel_multiple
-        for name, value in (("height", height), ("width", width)):
-            if value <= 0 or value % multiple:
-                raise ValueError(
-                    f"{name}={value} does not fit {self.family}: it must be a positive multiple of {multiple} "
-                    f"pixels, for example {max(1, round(value / multiple)) * multiple}."
-                )
+        checks.check_size(self.family, self.pixel_multiple, height=height, width=width)
         return height // self.cell, width // self.cell
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
@@ -185,7 +179,7 @@ class Backbone(ABC):
         return torch.stack(rows).to(self.device)
 
     def sigmas(self, steps: int, height: int, width: int) -> Tensor:
-        """The pipeline's schedule (steps + 1,) float32, falling to 0, from a private copy of its scheduler."""
+        """The pipeline's schedule (steps + 1,) float32, down to 0, from a private copy of its scheduler."""
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}.")
         self.latent_grid(height, width)
@@ -201,33 +195,16 @@ class Backbone(ABC):
         Raises:
             ValueError: batch sizes differ, or `negative` and `guidance` do not go together.
         """
-        self._check_inputs(x, cond, negative)
+        checks.check_rows(x, cond=cond, negative=negative)
+        checks.check_negative(self.guidance, self.uses_negative, negative is not None)
         sigma = torch.as_tensor(sigma, dtype=torch.float32, device=x.device).reshape(-1).expand(len(x))
-        network = self._frozen_copy if self._in_reference and self._frozen_copy is not None else self.transformer
+        use_copy = self._in_reference and self._frozen_copy is not None
+        network = self._frozen_copy if use_copy else self.transformer
         latents = x.to(self.dtype)
         prediction = self._predict(network, latents, sigma, cond)
         if negative is not None:
             prediction = self._guide(prediction, self._predict(network, latents, sigma, negative))
         return self._to_velocity(prediction, x.shape).float()
-
-    def _check_inputs(self, x: Tensor, cond: Cond, negative: Cond | None) -> None:
-        for name, text in (("cond", cond), ("negative", negative or {})):
-            for key, value in text.items():
-                if len(value) != len(x):
-                    raise ValueError(
-                        f"velocity: {name}[{key!r}] has {len(value)} rows for {len(x)} latents; "
-                        "repeat or index the conditioning so that there is one row per latent."
-                    )
-        if self.uses_negative and negative is None:
-            raise ValueError(
-                f"velocity: guidance={self.guidance} needs a negative conditioning, which is missing; encode one "
-                "(PromptBank.encode(..., negative=' ')) or load the backbone with guidance=None."
-            )
-        if negative is not None and not self.uses_negative:
-            raise ValueError(
-                f"velocity: a negative conditioning was given, but guidance={self.guidance} does not use one; "
-                "pass negative=None or load the backbone with a guidance above 1."
-            )
 
     @torch.no_grad()
     def decode(self, x: Tensor) -> Tensor:
@@ -269,7 +246,7 @@ class Backbone(ABC):
         finetuning.add_lora(self.pipe.transformer, rank, alpha, list(targets or self.lora_targets()))
 
     def save_lora(self, folder: str | Path) -> None:
-        """Write ``pytorch_lora_weights.safetensors``, alpha included, for any `pipeline.load_lora_weights`."""
+        """Write ``pytorch_lora_weights.safetensors``, alpha included, for `pipeline.load_lora_weights`."""
         finetuning.save_lora(self.pipe, folder)
 
     def load_lora(self, folder: str | Path) -> None:
@@ -292,25 +269,15 @@ class Backbone(ABC):
         finetuning.save_pipeline(self.pipe, folder)
 
     def gradient_checkpointing(self, enabled: bool = True) -> None:
-        """Recompute activations in the backward pass, which saves memory and costs one more forward pass."""
-        transformer = self.pipe.transformer
-        transformer.enable_gradient_checkpointing() if enabled else transformer.disable_gradient_checkpointing()
+        """Recompute activations in the backward pass: less memory for one more forward pass."""
+        if enabled:
+            self.pipe.transformer.enable_gradient_checkpointing()
+        else:
+            self.pipe.transformer.disable_gradient_checkpointing()
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         """The weights that an optimizer should hold."""
         return [p for p in self.transformer.parameters() if p.requires_grad]
-
-
-def _check_scheduler(scheduler: Any) -> None:
-    """A rollout takes Euler steps of a flow; another sampler would not give the pipeline's own images."""
-    if not isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
-        raise ValueError(
-            f"the pipeline's scheduler is {type(scheduler).__name__}; only FlowMatchEulerDiscreteScheduler is "
-            "supported. Set pipe.scheduler to one and pass the pipeline to load_backbone."
-        )
-    for key in ("stochastic_sampling", "invert_sigmas"):
-        if scheduler.config.get(key):
-            raise ValueError(f"the scheduler's config has {key}=True, which is not supported; set it to False.")
 
 
 def _shorten(text: str, limit: int = 80) -> str:

@@ -60,7 +60,8 @@ def check_targets(transformer: nn.Module, targets: Sequence[str]) -> None:
         if target not in endings:
             near = difflib.get_close_matches(target, sorted(endings), n=3, cutoff=0.3)
             raise ValueError(
-                f"LoRA target {target!r} names no Linear layer of {type(transformer).__name__}; near ones: {near}."
+                f"LoRA target {target!r} names no Linear layer of {type(transformer).__name__}; "
+                f"near ones: {near}."
             )
 
 
@@ -88,7 +89,7 @@ def _make_trainable(transformer: nn.Module) -> None:
 def save_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
     """Save through the pipeline's own `save_lora_weights`, with the metadata that carries alpha."""
     if not has_adapters(pipe.transformer):
-        raise RuntimeError("save_lora: the transformer has no adapters; call add_lora, or save the whole pipeline.")
+        raise RuntimeError("save_lora: the transformer has no adapters; call add_lora first, or use save.")
     pipe.save_lora_weights(
         save_directory=str(folder),
         transformer_lora_layers=get_peft_model_state_dict(pipe.transformer, adapter_name=ADAPTER),
@@ -99,7 +100,9 @@ def save_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
 def load_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
     """Load through the pipeline's own `load_lora_weights`, then make the adapters trainable in float32."""
     if not (Path(folder) / LORA_FILE).is_file():
-        raise FileNotFoundError(f"load_lora: no {LORA_FILE} in {Path(folder).resolve()}; save_lora writes one there.")
+        raise FileNotFoundError(
+            f"load_lora: no {LORA_FILE} in {Path(folder).resolve()}; give the folder that save_lora wrote."
+        )
     if has_adapters(pipe.transformer):
         pipe.unload_lora_weights()
     pipe.load_lora_weights(str(folder), weight_name=LORA_FILE, adapter_name=ADAPTER)
@@ -123,5 +126,5 @@ def train_all(transformer: nn.Module, keep_reference: bool) -> nn.Module | None:
 def save_pipeline(pipe: DiffusionPipeline, folder: str | Path) -> None:
     """Save every component as safetensors and JSON."""
     if has_adapters(pipe.transformer):
-        raise RuntimeError("save: the transformer has LoRA adapters, whose weights go into save_lora(folder).")
+        raise RuntimeError("save: the transformer has LoRA adapters; use save_lora, which writes those.")
     pipe.save_pretrained(str(folder), safe_serialization=True)

@@ -12,7 +12,9 @@ from cast_rl.backbones.base import Backbone
 from cast_rl.backbones.qwen_image import QwenImage
 
 # One entry per supported pipeline class. A new family is a file beside qwen_image.py and an import here.
-FAMILIES: dict[str, type[Backbone]] = {name: family for family in (QwenImage,) for name in family.pipeline_classes}
+FAMILIES: dict[str, type[Backbone]] = {
+    name: family for family in (QwenImage,) for name in family.pipeline_classes
+}
 
 
 def load_backbone(
@@ -68,8 +70,7 @@ def _family(pipeline_class: Any) -> type[Backbone]:
     if not isinstance(pipeline_class, str) or pipeline_class not in FAMILIES:
         raise ValueError(
             f"no backbone for the pipeline class {pipeline_class!r}; supported: {', '.join(sorted(FAMILIES))}. "
-            "To add one, read cast_rl/backbones/qwen_image.py, write its like and list it in "
-            "cast_rl/backbones/load.py."
+            "To add one, read cast_rl/backbones/qwen_image.py, write its like and list it in load.py there."
         )
     return FAMILIES[pipeline_class]
 
@@ -86,8 +87,8 @@ def _read_index(source: str | Path) -> dict[str, Any]:
         return dict(DiffusionPipeline.load_config(str(source)))
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"load_backbone: {str(source)!r} is no folder here ({path.resolve()}) and could not be read from the "
-            "hub; check the path, the id, and the network or the local cache."
+            f"load_backbone: {str(source)!r} is no folder here ({path.resolve()}) and could not be read from "
+            "the hub; check the path, the id, and the network or the local cache."
         ) from error
 
 
@@ -98,6 +99,6 @@ def _check_components(source: str | Path, index: dict[str, Any]) -> None:
             continue
         if str(value[0]).split(".")[0] not in ("diffusers", "transformers"):
             raise ValueError(
-                f"load_backbone: component {name!r} of {str(source)!r} is {value[1]} from {value[0]!r}; only classes "
-                "of diffusers and transformers are loaded. Build the pipeline yourself and pass the object."
+                f"load_backbone: component {name!r} of {str(source)!r} is {value[1]} from {value[0]!r}; only "
+                "classes of diffusers and transformers are loaded. Build the pipeline yourself and pass it."
             )

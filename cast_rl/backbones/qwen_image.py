@@ -18,7 +18,7 @@ class QwenImage(Backbone):
     """Qwen-Image. `guidance` is the pipeline's ``true_cfg_scale``; above 1 it needs a negative prompt.
 
     Args:
-        fast_vae: run the video VAE on still images with 2D convolutions, equal to 1e-5; see `single_frame_vae`.
+        fast_vae: run the video VAE with 2D convolutions, equal to 1e-5 and faster; see `single_frame_vae`.
         **common: as for `Backbone`.
     """
 
@@ -28,8 +28,8 @@ class QwenImage(Backbone):
     def __init__(self, pipe: DiffusionPipeline, *, fast_vae: bool = True, **common: Any):
         if pipe.transformer.config.guidance_embeds:
             raise ValueError(
-                "this Qwen-Image transformer has guidance_embeds=True, which diffusers' own model cannot run; "
-                "use a checkpoint without it."
+                "this Qwen-Image transformer has guidance_embeds=True, which diffusers' model cannot run; use a "
+                "checkpoint without it."
             )
         super().__init__(pipe, **common)
         self._latents_mean, self._latents_std = pipe.vae.config.latents_mean, pipe.vae.config.latents_std
@@ -56,8 +56,8 @@ class QwenImage(Backbone):
         embeds, mask = self.pipe.encode_prompt(
             prompts, device=self.device, max_sequence_length=self.max_sequence_length
         )
-        # The pipeline drops a mask that is all true. Here it always goes along, so that a sample takes the same
-        # path through the attention whatever the length of its neighbours.
+        # The pipeline drops a mask that is all true. Here it always goes along, so that a sample takes the
+        # same path through the attention whatever the length of its neighbours.
         if mask is None:
             mask = torch.ones(embeds.shape[:2], device=embeds.device)
         return {"embeds": embeds, "mask": mask.bool()}
@@ -79,7 +79,7 @@ class QwenImage(Backbone):
         return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": shift}
 
     def _predict(self, network: nn.Module, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
-        # The pipeline rounds sigma * 1000 to the model's dtype and divides again: not the same as rounding sigma.
+        # The pipeline rounds sigma * 1000 to the model's dtype and divides again; rounding sigma differs.
         timestep = (sigma * self.pipe.scheduler.config.num_train_timesteps).to(x.dtype) / 1000
         h, w = x.shape[-2:]
         return network(
@@ -108,21 +108,23 @@ class QwenImage(Backbone):
 
     def lora_targets(self) -> list[str]:
         """Attention and MLP of both streams, less what follows the last block's text, which nobody reads."""
-        image = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "img_mlp.net.0.proj", "img_mlp.net.2"]
-        text_read_by_image = ["attn.add_k_proj", "attn.add_v_proj"]
+        image = ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"]
+        image += ["img_mlp.net.0.proj", "img_mlp.net.2"]
+        text_for_image = ["attn.add_k_proj", "attn.add_v_proj"]
         text = ["attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2"]
         last = self.pipe.transformer.config.num_layers - 1
         return [
             f"transformer_blocks.{block}.{layer}"
             for block in range(last + 1)
-            for layer in image + text_read_by_image + (text if block < last else [])
+            for layer in image + text_for_image + (text if block < last else [])
         ]
 
 
 def pack(x: Tensor) -> Tensor:
     """(B, C, h, w) -> (B, h/2 * w/2, 4C): one token per 2x2 positions, channels ordered (c, dy, dx)."""
     b, c, h, w = x.shape
-    return x.reshape(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, (h // 2) * (w // 2), 4 * c)
+    patches = x.reshape(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5)
+    return patches.reshape(b, (h // 2) * (w // 2), 4 * c)
 
 
 def unpack(tokens: Tensor, h: int, w: int) -> Tensor:

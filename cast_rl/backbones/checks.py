@@ -1,0 +1,56 @@
+"""Inputs that a backbone refuses, each with one error that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diffusers import FlowMatchEulerDiscreteScheduler
+from torch import Tensor
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """A rollout takes Euler steps of a flow; another sampler would not give the pipeline's own images."""
+    if not isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
+        raise ValueError(
+            f"the pipeline's scheduler is {type(scheduler).__name__}; only FlowMatchEulerDiscreteScheduler "
+            "is supported. Set pipe.scheduler to one and pass the pipeline to load_backbone."
+        )
+    for key in ("stochastic_sampling", "invert_sigmas"):
+        if scheduler.config.get(key):
+            raise ValueError(f"the scheduler's config has {key}=True, which is not supported; turn it off.")
+
+
+def check_size(family: str, multiple: int, **pixels: int) -> None:
+    """Image sizes fit the latent grid; the pipelines themselves would quietly round them down."""
+    for name, value in pixels.items():
+        if value <= 0 or value % multiple:
+            nearest = max(1, round(value / multiple)) * multiple
+            raise ValueError(
+                f"{name}={value} does not fit {family}: it must be a positive multiple of {multiple} pixels, "
+                f"for example {nearest}."
+            )
+
+
+def check_rows(latents: Tensor, **conditionings: dict[str, Tensor] | None) -> None:
+    """Every conditioning has one row per latent."""
+    for name, conditioning in conditionings.items():
+        for key, value in (conditioning or {}).items():
+            if len(value) != len(latents):
+                raise ValueError(
+                    f"velocity: {name}[{key!r}] has {len(value)} rows for {len(latents)} latents; repeat or "
+                    "index the conditioning so that there is one row per latent."
+                )
+
+
+def check_negative(guidance: float | None, needed: bool, given: bool) -> None:
+    """A negative conditioning is there exactly when the guidance uses one."""
+    if needed and not given:
+        raise ValueError(
+            f"velocity: guidance={guidance} needs a negative conditioning, which is missing; encode one with "
+            "PromptBank.encode(..., negative=' ') or load the backbone with guidance=None."
+        )
+    if given and not needed:
+        raise ValueError(
+            f"velocity: a negative conditioning was given, but guidance={guidance} does not use one; pass "
+            "negative=None or load the backbone with a guidance above 1."
+        )
