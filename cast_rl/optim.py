@@ -27,11 +27,11 @@ class StepReport:
 class GuardedStep:
     """Clips gradients and steps the optimizer, unless the loss or a gradient is not finite.
 
-    Such a step is skipped and counted, its gradients are dropped, and the optimizer's state stays as it was. When
-    several processes train one model, all of them skip if one has to.
+    Such a step is skipped and counted, its gradients are dropped, and the optimizer's state stays as it was.
+    When several processes train one model, all of them skip if one has to.
 
-    A warning is given, once, when the gradients' root mean square comes within a factor of ten of Adam's ``eps``: its
-    updates then shrink with the gradients instead of being normalised by them.
+    A warning is given, once, when the gradients' root mean square comes within a factor of ten of Adam's
+    ``eps``: its updates then shrink with the gradients instead of being normalised by them.
 
     Args:
         optimizer: any torch optimizer; ``backward`` is the caller's.
@@ -44,7 +44,9 @@ class GuardedStep:
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, max_norm: float = 1.0, max_bad_steps: int = 5):
         if max_norm <= 0 or max_bad_steps < 1:
-            raise ValueError(f"max_norm={max_norm} must be positive and max_bad_steps={max_bad_steps} at least 1")
+            raise ValueError(
+                f"max_norm={max_norm} must be positive and max_bad_steps={max_bad_steps} at least 1"
+            )
         self.optimizer, self.max_norm, self.max_bad_steps = optimizer, max_norm, max_bad_steps
         self.skipped = 0
         self._in_a_row = 0
@@ -56,13 +58,19 @@ class GuardedStep:
         Raises:
             RuntimeError: if there is no gradient at all, or after ``max_bad_steps`` skipped steps in a row.
         """
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        parameters = [
+            p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
         if not parameters:
-            raise RuntimeError("no parameter of the optimizer has a gradient; call backward() first, on a loss of its model")
+            raise RuntimeError(
+                "no parameter of the optimizer has a gradient; call backward() first, on a loss of its model"
+            )
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_norm)
         # Sharded parameters have a sharded norm.
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        good = _on_all_ranks(norm.isfinite() & torch.as_tensor(loss, device=norm.device).detach().isfinite().all())
+        good = _on_all_ranks(
+            norm.isfinite() & torch.as_tensor(loss, device=norm.device).detach().isfinite().all()
+        )
         grad_norm = float(norm)
         if not good:
             return self._skip(grad_norm, float(torch.as_tensor(loss).detach().float().mean()))
@@ -79,9 +87,9 @@ class GuardedStep:
         self._in_a_row += 1
         if self._in_a_row >= self.max_bad_steps:
             raise RuntimeError(
-                f"{self._in_a_row} steps in a row had a loss or gradients that are not finite (last loss {loss}, gradient "
-                f"norm {grad_norm}); {self.skipped} were skipped in all. Look at the scores and the learning rate, or resume "
-                "from an earlier checkpoint"
+                f"{self._in_a_row} steps in a row had a loss or gradients that are not finite (last loss "
+                f"{loss}, gradient norm {grad_norm}); {self.skipped} were skipped in all. Look at the scores and "
+                "the learning rate, or resume from an earlier checkpoint"
             )
         return StepReport(False, grad_norm, float("nan"), self.skipped)
 
@@ -90,8 +98,9 @@ class GuardedStep:
         if eps is not None and 0 < grad_rms < 10 * eps and not self._warned:
             self._warned = True
             warnings.warn(
-                f"gradients have a root mean square of {grad_rms:.2e}, close to the optimizer's eps={eps:.0e}: Adam is "
-                "running on eps and takes smaller steps than its learning rate says; scale the loss up or lower eps",
+                f"gradients have a root mean square of {grad_rms:.2e}, close to the optimizer's "
+                f"eps={eps:.0e}: Adam is running on eps and takes smaller steps than its learning rate says; "
+                "scale the loss up or lower eps",
                 stacklevel=3,
             )
 

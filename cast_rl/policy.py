@@ -4,11 +4,15 @@ import copy
 from typing import Protocol
 
 import torch
-from tensordict.nn import InteractionType, ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
-from tensordict.nn import TensorDictModule
-from torch import nn, Tensor
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import Tensor, nn
 
-from cast_rl.transitions import check_kind, FlowTransition, Kind, ode_step, transition_mean_std
+from cast_rl.transitions import FlowTransition, Kind, check_kind, ode_step, transition_mean_std
 
 
 class VelocityModel(Protocol):
@@ -23,26 +27,29 @@ class DenoisingNet(nn.Module):
     """Latents and step indices to the parameters of a `FlowTransition`.
 
     Args:
-        backbone: gives ``velocity(x (B, C, h, w), sigma (B,), cond, negative)``; its ``transformer`` is the only
-            submodule whose parameters the policy owns.
+        backbone: gives ``velocity(x (B, C, h, w), sigma (B,), cond, negative)``; its ``transformer`` is the
+            only submodule whose parameters the policy owns.
         bank: module from ``prompt_id (B,)`` to ``(cond, negative | None)``.
         sigmas: schedule, ``(steps + 1,)``, falling to 0.
         transition: kind of the stochastic step.
         a: its noise level.
     """
 
-    def __init__(self, backbone: VelocityModel, bank: nn.Module, sigmas: Tensor, *, transition: Kind, a: float):
+    def __init__(
+        self, backbone: VelocityModel, bank: nn.Module, sigmas: Tensor, *, transition: Kind, a: float
+    ):
         super().__init__()
         check_kind(transition, a)
         self.transformer = backbone.transformer
         self.bank = bank
         self.kind, self.a = transition, a
-        # Neither parameters nor buffers: weight syncs and checkpoints must not carry them, nor `.to(bfloat16)` round them.
+        # Neither parameters nor buffers: weight syncs and checkpoints must not carry them, nor may
+        # `.to(bfloat16)` round them.
         self._backbone = backbone
         self._sigmas = sigmas.detach().clone().to(torch.float32)
 
     def __deepcopy__(self, memo: dict) -> "DenoisingNet":
-        """Copies the transformer, and shares the rest of the pipeline (text encoder, VAE), which stays frozen."""
+        """Copies the transformer; the rest of the pipeline (text encoder, VAE) stays frozen and is shared."""
         backbone = copy.copy(self._backbone)
         backbone.transformer = copy.deepcopy(self.transformer, memo)
         bank = copy.deepcopy(self.bank, memo)
@@ -81,7 +88,7 @@ class DenoisingNet(nn.Module):
 
     @torch.no_grad()
     def _integrate(self, x: Tensor, step: Tensor, stop: Tensor, prompt: Tensor) -> Tensor:
-        """The ODE from ``step`` to ``stop``, each ``(N,)`` and per row; returns ``x`` itself if no row has a step left."""
+        """The ODE from ``step`` to ``stop``, both ``(N,)``; ``x`` itself if no row has a step left."""
         while (moving := step < stop).any():
             sigma, sigma_next = self._sigma_pair(step)
             x = ode_step(x, self._velocity(x, sigma, prompt, moving), sigma, sigma_next)
@@ -89,7 +96,7 @@ class DenoisingNet(nn.Module):
         return x
 
     def _velocity(self, x: Tensor, sigma: Tensor, prompt: Tensor, moving: Tensor) -> Tensor:
-        """The network's velocity of the rows that move, and 0 (at no cost) for the others, ``(N, C, h, w)``."""
+        """The network's velocity for rows that move, 0 (at no cost) for the others: ``(N, C, h, w)``."""
         if moving.all():
             return self._backbone.velocity(x, sigma, *self.bank(prompt))
         v = torch.zeros_like(x)
@@ -116,8 +123,8 @@ class DenoisingNet(nn.Module):
             if bad.any():
                 row = int(bad.nonzero()[0])
                 raise ValueError(
-                    f"row {row} has step_index {int(step[row])}, next_index {int(stop[row])}; the policy needs {rule}. "
-                    "Was the environment built for another schedule?"
+                    f"row {row} has step_index {int(step[row])}, next_index {int(stop[row])}; the policy "
+                    f"needs {rule}. Was the environment built for another schedule?"
                 )
 
 
@@ -126,10 +133,10 @@ def make_policy(
 ) -> ProbabilisticTensorDictSequential:
     """The policy that `cast_rl.envs.DenoisingEnv` is stepped with and `cast_rl.objectives.CASTLoss` trains.
 
-    Reads ``latent (B, C, h, w)`` and ``step_index, next_index, in_window, prompt_id (B, 1)``; writes ``action``
-    ``(B, C, h, w)`` and ``action_log_prob (B, h, w)``. Inside the window the action is sampled from the transition
-    (under ``ExplorationType.DETERMINISTIC`` it is the ODE step); outside it is the ODE's macro step, with
-    log-probability 0. Sampling uses torch's global generator, as every TorchRL policy does.
+    Reads ``latent (B, C, h, w)`` and ``step_index, next_index, in_window, prompt_id (B, 1)``; writes
+    ``action`` ``(B, C, h, w)`` and ``action_log_prob (B, h, w)``. Inside the window the action is sampled
+    from the transition (under ``ExplorationType.DETERMINISTIC`` it is the ODE step); outside it is the ODE's
+    macro step, with log-probability 0. Sampling uses torch's global generator, as every TorchRL policy does.
 
     Args:
         backbone: see `DenoisingNet`.

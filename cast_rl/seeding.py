@@ -1,4 +1,4 @@
-"""Seeds as pure functions of named integers, so that a resumed run, a second rank and a single row all agree."""
+"""Seeds as pure functions of named integers, so that a resumed run, a rank and a single row can agree."""
 
 from numpy.random import SeedSequence
 

@@ -1,23 +1,24 @@
 """One denoising step as a Gaussian: ODE, Flow-SDE, Dance-SDE and CPS in one family.
 
-With ``x_sigma = (1 - sigma) x0 + sigma eps`` and the velocity ``v = eps - x0``, a step from ``s`` to ``s' < s`` is
+With ``x_sigma = (1 - sigma) x0 + sigma eps`` and ``v = eps - x0``, a step from ``s`` to ``s' < s`` is
 
     x' = (1 - s') x0hat + c epshat + std z,    x0hat = x - s v,    epshat = x + (1 - s) v,    z ~ N(0, I).
 
-==========  ======================  =================================================================
-kind        c                       std
-==========  ======================  =================================================================
-ode         s'                      0
-flow_sde    s' - k^2 D / (2 s)      k sqrt(D), k = a sqrt(s / (1 - min(s, s_1)))   (arXiv 2505.05470)
-dance_sde   s' - k^2 D / (2 s)      k sqrt(D), k = a                               (arXiv 2505.07818)
-cps         s' cos(a pi / 2)        s' sin(a pi / 2)                               (Flow-CPS, arXiv 2509.05952)
-==========  ======================  =================================================================
+==========  ====================  ================================================================
+kind        c                     std
+==========  ====================  ================================================================
+ode         s'                    0
+flow_sde    s' - k^2 D / (2 s)    k sqrt(D), k = a sqrt(s / (1 - min(s, s_1)))  (arXiv 2505.05470)
+dance_sde   s' - k^2 D / (2 s)    k sqrt(D), k = a                              (arXiv 2505.07818)
+cps         s' cos(a pi / 2)      s' sin(a pi / 2)                    (Flow-CPS, arXiv 2509.05952)
+==========  ====================  ================================================================
 
 ``D = s - s'``; ``s_1`` is the schedule's second sigma. All of it is computed in float32 at least.
 """
 
 import math
-from typing import get_args, Literal
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -82,19 +83,25 @@ def coefficients(
 
 
 def tweedie(x: Tensor, velocity: Tensor, sigma: Tensor) -> Tensor:
-    """The estimate of the clean latent ``x - sigma v``, ``(B, C, h, w)``; ``sigma`` is ``(B,)`` or a scalar."""
+    """The estimate of the clean latent, ``x - sigma v (B, C, h, w)``; ``sigma`` is ``(B,)`` or a scalar."""
     x, velocity = _real(x), _real(velocity)
     return x - _rows(_real(sigma, x), x) * velocity
 
 
 def ode_step(x: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
-    """Euler's step ``x + (s' - s) v`` of the probability-flow ODE, as ``FlowMatchEulerDiscreteScheduler`` takes it."""
+    """Euler's step of the probability-flow ODE, ``x + (s' - s) v``, as diffusers' Euler scheduler has it."""
     x, velocity = _real(x), _real(velocity)
     return x + _rows(_real(sigma_next, x) - _real(sigma, x), x) * velocity
 
 
 def transition_mean_std(
-    kind: Kind, x: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor, a: float, sigma_cap: Tensor | float
+    kind: Kind,
+    x: Tensor,
+    velocity: Tensor,
+    sigma: Tensor,
+    sigma_next: Tensor,
+    a: float,
+    sigma_cap: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
     """Mean ``(B, C, h, w)`` and standard deviation ``(B, 1, 1, 1)`` (or a scalar) of ``x'`` given ``x``.
 
@@ -123,10 +130,10 @@ def log_prob_map(y: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def noise_left(kind: Kind, sigmas: Tensor, a: float) -> Tensor:
-    """The noise each step leaves relative to what the next sigma calls for: ``sqrt(c^2 + std^2) / s'``, ``(steps,)``.
+    """The noise a step leaves over what the next sigma calls for, ``sqrt(c^2 + std^2) / s'``: ``(steps,)``.
 
-    1 means that the state has the marginal the network was trained on. Into ``s' = 0`` it is infinite where any
-    noise remains, else 1.
+    1 means that the state has the marginal the network was trained on. Into ``s' = 0`` it is infinite where
+    any noise remains, else 1.
 
     Args:
         sigmas: the schedule, ``(steps + 1,)``, falling to its last value.
@@ -152,9 +159,9 @@ def usable_steps(kind: Kind, sigmas: Tensor, a: float, *, tolerance: float = NOI
 class FlowTransition(Distribution):
     """``N(loc, scale^2)`` over latents where ``active``, else a point mass at the ODE state.
 
-    Unlike a torch distribution over an event, ``log_prob``, ``entropy`` and the KL divergence keep one value per
-    latent position, averaged over channels, ``(B, h, w)``; all are 0 for the point masses, so that a ratio of two
-    of them is 1.
+    Unlike a torch distribution over an event, ``log_prob``, ``entropy`` and the KL divergence keep one value
+    per latent position, averaged over channels, ``(B, h, w)``; all are 0 for the point masses, so that a
+    ratio of two of them is 1.
 
     Args:
         loc: mean of the stochastic step, ``(*B, C, h, w)``.
@@ -167,7 +174,9 @@ class FlowTransition(Distribution):
     support = torch.distributions.constraints.independent(torch.distributions.constraints.real, 3)
     has_rsample = True
 
-    def __init__(self, loc: Tensor, scale: Tensor, ode: Tensor, active: Tensor, validate_args: bool | None = None):
+    def __init__(
+        self, loc: Tensor, scale: Tensor, ode: Tensor, active: Tensor, validate_args: bool | None = None
+    ):
         self.ode = ode
         self.active = active.reshape(*loc.shape[:-3], 1, 1, 1)
         self.loc = torch.where(self.active, loc, ode)
@@ -193,8 +202,8 @@ class FlowTransition(Distribution):
     def variance(self) -> Tensor:
         return torch.where(self.active, self.scale**2, 0.0)
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        return torch.where(self.active, self._normal.rsample(sample_shape), self.ode)
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return torch.where(self.active, self._normal.rsample(torch.Size(sample_shape)), self.ode)
 
     def log_prob(self, value: Tensor) -> Tensor:
         return self._gated(log_prob_map(value, self.loc, self.scale))

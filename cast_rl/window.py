@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from cast_rl.seeding import derive_seed
-from cast_rl.transitions import check_kind, Kind, noise_left, usable_steps
+from cast_rl.transitions import Kind, check_kind, noise_left, usable_steps
 
 WINDOW_STREAM = 2
 
@@ -16,8 +16,9 @@ WINDOW_STREAM = 2
 class WindowSampler(Protocol):
     """Draws the first stochastic step of a group.
 
-    The draw is a pure function of its arguments, ``width`` the same for every group (batches stay rectangular), and
-    ``starts`` holds every value that can be drawn, so that an environment can refuse bad ones before it runs.
+    The draw is a pure function of its arguments, ``width`` the same for every group (batches stay
+    rectangular), and ``starts`` holds every value that can be drawn, so that an environment can refuse bad
+    ones before it runs.
     """
 
     width: int
@@ -53,7 +54,9 @@ class UniformWindow:
 
     def __post_init__(self):
         if self.last < self.first:
-            raise ValueError(f"UniformWindow(first={self.first}, last={self.last}) has no start; last must be >= first")
+            raise ValueError(
+                f"UniformWindow(first={self.first}, last={self.last}) has no start; last must be >= first"
+            )
 
     @property
     def starts(self) -> range:
@@ -64,14 +67,14 @@ class UniformWindow:
 
 
 def check_windows(sigmas: Tensor, starts: Iterable[int], width: int, *, transition: Kind, a: float) -> None:
-    """Refuses windows that leave the schedule, or that hold a step where the transition must not inject noise.
+    """Refuses windows that leave the schedule, or hold a step where the transition must not inject noise.
 
     Args:
         sigmas: schedule, ``(steps + 1,)``.
         starts: first steps of the windows.
         width: their common number of steps.
-        transition, a: see `cast_rl.transitions.usable_steps`. ``"ode"`` and ``a = 0`` inject none, so that any window
-            inside the schedule will do.
+        transition, a: see `cast_rl.transitions.usable_steps`. ``"ode"`` and ``a = 0`` inject none, so that
+            any window inside the schedule will do.
 
     Raises:
         ValueError: naming the window, the usable steps and what to change.
@@ -90,6 +93,6 @@ def check_windows(sigmas: Tensor, starts: Iterable[int], width: int, *, transiti
             left = [round(value, 2) for value in noise_left(transition, sigmas, a).tolist()]
             raise ValueError(
                 f"{window} holds steps that {transition} with a={a} must not take. Usable are "
-                f"{usable.nonzero().flatten().tolist()}; the steps leave these multiples of the right noise: {left}. "
-                "Move the window, lower a, or use transition='cps'"
+                f"{usable.nonzero().flatten().tolist()}; the steps leave these multiples of the right noise: "
+                f"{left}. Move the window, lower a, or use transition='cps'"
             )

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn import functional as F
-from torchrl.data import Binary, Bounded, Composite, TensorSpec, Unbounded
+from torchrl.data import Binary, Bounded, TensorSpec, Unbounded
 from torchrl.envs import Transform
 
 from cast_rl.judges.base import Judge, Judgement
@@ -20,25 +20,25 @@ class AtomRewardTransform(Transform):
     - ``evidence (B, K, h, w)``, each valid atom's map with unit spatial mean, 0 where masked;
     - ``reward (B, 1)``: mean score over the valid atoms, 0 if there is none.
 
-    They are declared in the reward spec, so that they exist next to a step only. Before an episode ends they are 0.
-    A score that is not finite is masked and counted, never read as 0. An atom without evidence, or whose evidence is
-    not finite, gets the uniform map.
+    They are declared in the reward spec, so that they exist next to a step only. Before an episode ends they
+    are 0. A score that is not finite is masked and counted, never read as 0. An atom without evidence, or
+    whose evidence is not finite, gets the uniform map.
 
     Args:
-        judge: ``judge(images (n, 3, H, W), atoms)``. If it has a ``device``, images are sent there; what it returns is
-            brought back. It sees only finished images of prompts that have atoms.
+        judge: ``judge(images (n, 3, H, W), atoms)``. If it has a ``device``, images are sent there; what it
+            returns is brought back. It sees only finished images of prompts that have atoms.
         prompts: what ``prompt_id`` indexes; each item has ``atoms``.
         grid: ``(h, w)`` of the evidence, as a rule the latent grid.
         max_atoms: K; by default the largest number of atoms of a prompt.
         keep_pixels: keep ``pixels`` next to the step; otherwise they are dropped once judged.
 
     Attributes:
-        counts: since construction, ``judged`` atoms, ``failed`` ones among them (not finite, or masked by the judge)
-            and ``no_evidence``, atoms that got the uniform map although the judge gives evidence.
+        counts: since construction, ``judged`` atoms, ``failed`` ones among them (not finite, or masked by the
+            judge) and ``no_evidence``, atoms that got the uniform map although the judge gives evidence.
 
     Raises:
-        ValueError: if a prompt has more than ``max_atoms`` atoms; on the first judgement of a wrong shape, with scores
-            outside [0, 1] or with negative evidence.
+        ValueError: if a prompt has more than ``max_atoms`` atoms; for a judgement of a wrong shape, with
+            scores outside [0, 1] or with negative evidence.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class AtomRewardTransform(Transform):
         max_atoms: int | None = None,
         keep_pixels: bool = False,
     ):
-        super().__init__(in_keys=["pixels", "prompt_id"], out_keys=["reward", "atom_scores", "atom_mask", "evidence"])
+        super().__init__(
+            in_keys=["pixels", "prompt_id"], out_keys=["reward", "atom_scores", "atom_mask", "evidence"]
+        )
         sizes = [len(prompt.atoms) for prompt in prompts]
         most = max(sizes, default=0)
         if max_atoms is not None and most > max_atoms:
@@ -73,9 +75,13 @@ class AtomRewardTransform(Transform):
         judged = [row for row in done.nonzero().flatten().tolist() if atoms[row]]
         if judged:
             images = next_tensordict["pixels"][judged]
-            scores[judged], mask[judged], evidence[judged] = self._judge([atoms[row] for row in judged], images)
+            scores[judged], mask[judged], evidence[judged] = self._judge(
+                [atoms[row] for row in judged], images
+            )
         reward = scores.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
-        next_tensordict.update({"reward": reward, "atom_scores": scores, "atom_mask": mask, "evidence": evidence})
+        next_tensordict.update(
+            {"reward": reward, "atom_scores": scores, "atom_mask": mask, "evidence": evidence}
+        )
         return next_tensordict if self.keep_pixels else next_tensordict.exclude("pixels")
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
@@ -94,8 +100,8 @@ class AtomRewardTransform(Transform):
     def _atoms_of(self, prompt_ids: list[int]) -> list[Sequence]:
         if max(prompt_ids) >= len(self.prompts):
             raise ValueError(
-                f"prompt_id {max(prompt_ids)} is out of range: AtomRewardTransform was given {len(self.prompts)} prompts; "
-                "the environment's num_prompts must be the same"
+                f"prompt_id {max(prompt_ids)} is out of range: AtomRewardTransform was given "
+                f"{len(self.prompts)} prompts; the environment's num_prompts must be the same"
             )
         return [self.prompts[i].atoms for i in prompt_ids]
 
@@ -103,13 +109,19 @@ class AtomRewardTransform(Transform):
     def _judge(self, atoms: list[Sequence], images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores ``(n, K)``, mask ``(n, K)`` and evidence ``(n, K, h, w)``, on the images' device."""
         home = images.device
-        judgement = self.judge(images.to(getattr(self.judge, "device", None) or home), [list(row) for row in atoms])
+        judgement = self.judge(
+            images.to(getattr(self.judge, "device", None) or home), [list(row) for row in atoms]
+        )
         scores, mask, evidence = self._read(judgement, atoms, home)
-        asked = torch.arange(self.max_atoms, device=home) < torch.tensor([[len(row)] for row in atoms], device=home)
+        asked = torch.arange(self.max_atoms, device=home) < torch.tensor(
+            [[len(row)] for row in atoms], device=home
+        )
         valid = asked & mask & scores.isfinite()
         scores = torch.where(valid, scores, 0.0)
         if ((scores < 0) | (scores > 1)).any():
-            raise ValueError(f"atom scores are probabilities, got values from {scores.min():.4g} to {scores.max():.4g}")
+            raise ValueError(
+                f"atom scores are probabilities, got values from {scores.min():.4g} to {scores.max():.4g}"
+            )
         self.counts["judged"] += int(asked.sum())
         self.counts["failed"] += int((asked & ~valid).sum())
         return scores, valid, self._evidence_maps(evidence, valid)
@@ -121,11 +133,13 @@ class AtomRewardTransform(Transform):
         columns = scores.shape[-1]
         if scores.shape != (n, columns) or mask.shape != scores.shape or columns < most:
             raise ValueError(
-                f"the judge returned scores {tuple(scores.shape)} and mask {tuple(mask.shape)} for {n} images with up to "
-                f"{most} atoms; both must be ({n}, K) with K >= {most}"
+                f"the judge returned scores {tuple(scores.shape)} and mask {tuple(mask.shape)} for {n} "
+                f"images with up to {most} atoms; both must be ({n}, K) with K >= {most}"
             )
         if evidence is not None and (evidence.ndim != 4 or evidence.shape[:2] != scores.shape):
-            raise ValueError(f"the judge returned evidence {tuple(evidence.shape)}; expected ({n}, {columns}, h, w)")
+            raise ValueError(
+                f"the judge returned evidence {tuple(evidence.shape)}; expected ({n}, {columns}, h, w)"
+            )
         scores = _columns(scores.to(home, torch.float32), self.max_atoms)
         mask = _columns(mask.to(home, torch.bool), self.max_atoms)
         if evidence is not None:

@@ -10,28 +10,28 @@ from torchrl.envs import EnvBase
 
 from cast_rl.envs.draws import draw_latent_seeds, draw_prompts
 from cast_rl.transitions import Kind
-from cast_rl.window import check_windows, FixedWindow, WindowSampler
+from cast_rl.window import FixedWindow, WindowSampler, check_windows
 
 
 class DenoisingEnv(EnvBase):
     """A batch of ``prompts_per_batch`` groups of ``group_size`` images of one prompt, denoised together.
 
-    An episode is ``width + 2`` steps: a deterministic macro step up to the SDE window, one step per stochastic
-    transition, and a deterministic macro step to the image. Macro steps may have zero length, so that every
-    episode has the same number of steps. The policy computes each next latent and hands it over as the action;
-    the environment keeps the books and decodes at the end.
+    An episode is ``width + 2`` steps: a deterministic macro step up to the SDE window, one step per
+    stochastic transition, and a deterministic macro step to the image. Macro steps may have zero length, so
+    that every episode has the same number of steps. The policy computes each next latent and hands it over as
+    the action; the environment keeps the books and decodes at the end.
 
     Keys (``B = prompts_per_batch * group_size``; rows of a group are next to each other):
 
-    - observations: ``latent (B, C, h, w)`` float32; ``step_index``, ``next_index``, ``window_start``, ``prompt_id``,
-      ``group_id`` int64 and ``in_window`` bool, ``(B, 1)``;
+    - observations: ``latent (B, C, h, w)`` float32; ``step_index``, ``next_index``, ``window_start``,
+      ``prompt_id``, ``group_id`` int64 and ``in_window`` bool, ``(B, 1)``;
     - ``action (B, C, h, w)``: the next latent;
-    - next to a step: ``reward (B, 1)``, 0 here, ``pixels (B, 3, H, W)`` in [0, 1], 0 until done (both in the reward
-      spec: they have no value at reset), ``done`` and ``terminated (B, 1)``.
+    - next to a step: ``reward (B, 1)``, 0 here, ``pixels (B, 3, H, W)`` in [0, 1], 0 until done (both in the
+      reward spec: they have no value at reset), ``done`` and ``terminated (B, 1)``.
 
     Prompts, initial noise and windows are pure functions of ``(seed, iteration, rank)``. Each reset draws the
-    iteration that `iteration` names and moves on to the next one. A partial reset (``_reset`` mask) does so for
-    the rows it resets, which then belong to new groups. `set_seed` goes back to iteration 0. Pass
+    iteration that `iteration` names and moves on to the next one. A partial reset (``_reset`` mask) does so
+    for the rows it resets, which then belong to new groups. `set_seed` goes back to iteration 0. Pass
     ``TensorDict(prompt_id=(B, 1))`` with ``set_state=True`` to `reset` to choose the prompts.
 
     Args:
@@ -77,17 +77,20 @@ class DenoisingEnv(EnvBase):
     ):
         if group_size < 1:
             raise ValueError(f"group_size={group_size} must be at least 1")
-        draw_prompts(num_prompts, prompts_per_batch, seed=seed, iteration=0, rank=rank, world_size=world_size)
+        ranks = {"rank": rank, "world_size": world_size}
+        draw_prompts(num_prompts, prompts_per_batch, seed=seed, iteration=0, **ranks)  # checks its arguments
         rows = prompts_per_batch * group_size
         super().__init__(device=torch.device(device), batch_size=[rows])
-        # EnvBase is an nn.Module: a decoder held as a submodule would be claimed by env.parameters() and env.to().
+        # EnvBase is an nn.Module: env.parameters() and env.to() would claim a decoder held as a submodule.
         self.__dict__["_decode"] = decode
         self.__dict__["_initial_latents"] = initial_latents
         self.sigmas = _check_schedule(sigmas)
         self.num_prompts, self.prompts_per_batch, self.group_size = num_prompts, prompts_per_batch, group_size
         self.rank, self.world_size, self.share_noise = rank, world_size, share_noise
         self.latent_shape, self.image_shape = tuple(latent_shape), tuple(image_shape)
-        self.window = FixedWindow(window[0], window[1] - window[0]) if isinstance(window, tuple | list) else window
+        self.window = (
+            FixedWindow(window[0], window[1] - window[0]) if isinstance(window, tuple | list) else window
+        )
         self.transition, self.a = transition, a
         check_windows(self.sigmas, self.window.starts, self.window.width, transition=transition, a=a)
         self._make_specs()
@@ -97,7 +100,7 @@ class DenoisingEnv(EnvBase):
     def from_backbone(
         cls, backbone, num_prompts: int, *, height: int, width: int, steps: int, device=None, **options
     ) -> "DenoisingEnv":
-        """The environment of a `cast_rl.backbones.Backbone`: its schedule, noise and decoder, at a size in pixels.
+        """The environment of a `cast_rl.backbones.Backbone`: its schedule, noise and decoder.
 
         Args:
             backbone: only its decoder and its noise are kept.
@@ -178,24 +181,29 @@ class DenoisingEnv(EnvBase):
         )
         self.done_spec = Composite(done=flag(), terminated=flag(), shape=rows, device=device)
 
-    def _reset(self, tensordict: TensorDictBase | None = None, *, set_state: bool = False, **_) -> TensorDictBase:
+    def _reset(
+        self, tensordict: TensorDictBase | None = None, *, set_state: bool = False, **_
+    ) -> TensorDictBase:
         given = tensordict.get("prompt_id", None) if tensordict is not None and set_state else None
         mask = tensordict.get("_reset", None) if tensordict is not None else None
         draw = {"seed": self.seed, "iteration": self._iteration, "rank": self.rank}
         groups = torch.arange(self.prompts_per_batch) + self.rank * self.prompts_per_batch
         if given is None:
-            prompts = draw_prompts(self.num_prompts, self.prompts_per_batch, world_size=self.world_size, **draw)
+            prompts = draw_prompts(
+                self.num_prompts, self.prompts_per_batch, world_size=self.world_size, **draw
+            )
             prompts = prompts.repeat_interleave(self.group_size).unsqueeze(-1)
         else:
             prompts = self._check_given(given, mask)
         starts = [int(self.window(self.seed, self._iteration, group)) for group in groups.tolist()]
         check_windows(self.sigmas, starts, self.window.width, transition=self.transition, a=self.a)
-        seeds = draw_latent_seeds(self.prompts_per_batch, self.group_size, share_noise=self.share_noise, **draw)
+        seeds = draw_latent_seeds(
+            self.prompts_per_batch, self.group_size, share_noise=self.share_noise, **draw
+        )
         latent = self._initial_latents(seeds)
-        if latent.shape != (*self.batch_size, *self.latent_shape):
-            raise ValueError(
-                f"initial_latents gave {tuple(latent.shape)}, expected {(*self.batch_size, *self.latent_shape)}"
-            )
+        expected = (*self.batch_size, *self.latent_shape)
+        if latent.shape != expected:
+            raise ValueError(f"initial_latents gave {tuple(latent.shape)}, expected {expected}")
         start = self._per_row(torch.tensor(starts))
         zero = torch.zeros_like(start)
         group_ids = groups + self._iteration * self.prompts_per_batch * self.world_size
@@ -242,7 +250,9 @@ class DenoisingEnv(EnvBase):
             return torch.zeros((), device=self.device).expand(shape)
         images = self._decode(latent[done])
         if images.shape[1:] != self.image_shape:
-            raise ValueError(f"decode gave images of shape {tuple(images.shape[1:])}, image_shape is {self.image_shape}")
+            raise ValueError(
+                f"decode gave images of shape {tuple(images.shape[1:])}, image_shape is {self.image_shape}"
+            )
         pixels = torch.zeros(shape, device=self.device)
         pixels[done] = images.to(self.device, torch.float32)
         return pixels
@@ -256,12 +266,16 @@ class DenoisingEnv(EnvBase):
         rows = torch.ones_like(given, dtype=torch.bool) if mask is None else mask.reshape(given.shape)
         bad = rows & ((given < 0) | (given >= self.num_prompts))
         if bad.any():
-            raise ValueError(f"prompt_id {int(given[bad][0])} is out of range; there are {self.num_prompts} prompts")
-        for group, (ids, used) in enumerate(zip(given.split(self.group_size), rows.split(self.group_size))):
+            raise ValueError(
+                f"prompt_id {int(given[bad][0])} is out of range; there are {self.num_prompts} prompts"
+            )
+        for group, (ids, used) in enumerate(
+            zip(given.split(self.group_size), rows.split(self.group_size), strict=True)
+        ):
             if ids[used].unique().numel() > 1:
                 raise ValueError(
-                    f"group {group} was given the prompts {ids[used].unique().tolist()}; all {self.group_size} rows of a "
-                    "group share one prompt (ids.repeat_interleave(group_size))"
+                    f"group {group} was given the prompts {ids[used].unique().tolist()}; all "
+                    f"{self.group_size} rows of a group share one prompt (ids.repeat_interleave(group_size))"
                 )
         return given
 

@@ -14,15 +14,17 @@ def draw_prompts(
 ) -> Tensor:
     """The prompt ids of one iteration on one rank, int64 ``(prompts_per_batch,)``.
 
-    All ranks together walk through one random permutation of the prompts per epoch, each taking its own slice, so
-    that every prompt is seen once before any is seen twice. A slice that crosses into the next epoch may hold a
-    prompt twice.
+    All ranks together walk through one random permutation of the prompts per epoch, each taking its own
+    slice, so that every prompt is seen once before any is seen twice. A slice that crosses into the next
+    epoch may hold a prompt twice.
 
     Raises:
         ValueError: if a count is not positive, or the rank or iteration is out of range.
     """
     if num_prompts < 1 or prompts_per_batch < 1:
-        raise ValueError(f"num_prompts={num_prompts} and prompts_per_batch={prompts_per_batch} must be at least 1")
+        raise ValueError(
+            f"num_prompts={num_prompts} and prompts_per_batch={prompts_per_batch} must be at least 1"
+        )
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank} must lie in [0, world_size={world_size})")
     if iteration < 0:
@@ -40,7 +42,13 @@ def draw_prompts(
 
 
 def draw_latent_seeds(
-    prompts_per_batch: int, group_size: int, *, seed: int, iteration: int, rank: int = 0, share_noise: bool = False
+    prompts_per_batch: int,
+    group_size: int,
+    *,
+    seed: int,
+    iteration: int,
+    rank: int = 0,
+    share_noise: bool = False,
 ) -> list[int]:
     """One seed per row for its initial noise; with ``share_noise`` one per group, repeated over its rows.
 

@@ -20,27 +20,30 @@ from cast_rl.objectives.functional import (
 class AtomAdvantage(Transform):
     """Replay-buffer transform (write side) that turns whole trajectories into window steps with advantages.
 
-    Takes trajectories ``(N, T)``, or flat ``(N * T,)`` with the steps of a trajectory in order; a row may hold several
-    trajectories one after the other. Groups are keyed by ``group_id`` and should be written whole. Writes
+    Takes trajectories ``(N, T)``, or flat ``(N * T,)`` with the steps of a trajectory in order; a row may
+    hold several trajectories one after the other. Groups are keyed by ``group_id`` and should be written
+    whole. Writes
 
     - ``advantage (M, 1)``: mean over the valid atoms;
-    - ``advantage_map (M, h, w)``: the same, placed where the evidence lies; its spatial mean is ``advantage``;
+    - ``advantage_map (M, h, w)``: the same, placed where the evidence lies; its spatial mean is
+      ``advantage``;
 
-    keeps only the M steps inside the window, and drops ``next`` (images' scores and evidence, following latents).
-    On the read side it does nothing.
+    keeps only the M steps inside the window, and drops ``next`` (images' scores and evidence, following
+    latents). On the read side it does nothing.
 
     Args:
-        advantage: ``"atom"`` normalises each atom within the group; ``"scalar"`` normalises the mean score of the
-            valid atoms, as Flow-GRPO does its reward.
+        advantage: ``"atom"`` normalises each atom within the group; ``"scalar"`` normalises the mean score of
+            the valid atoms, as Flow-GRPO does its reward.
         maps: ``"evidence"`` places advantages by the evidence, ``"none"`` spreads them evenly.
         uniform, map_cap: see `cast_rl.objectives.functional.temper_evidence`.
         delta: added to the standard deviation (of the population, as in Flow-GRPO).
         keep: keys to keep although they lie under ``next``.
 
     Attributes:
-        stats: of the last write: ``trajectories``, ``groups``, ``mean_score`` (over valid atoms), ``masked`` (images
-            times atoms without a score in a group that has one for that atom) and ``varying``, the fraction of
-            (group, atom) pairs, or of groups for ``"scalar"``, that have any variance to learn from.
+        stats: of the last write: ``trajectories``, ``groups``, ``mean_score`` (over valid atoms), ``masked``
+            (images times atoms without a score in a group that has one for that atom) and ``varying``, the
+            fraction of (group, atom) pairs, or of groups for ``"scalar"``, that have any variance to learn
+            from.
 
     Raises:
         ValueError: for options out of range, keys that are missing, and data that are not whole trajectories.
@@ -117,16 +120,25 @@ class AtomAdvantage(Transform):
         }
 
     def _check_keys(self, tensordict: TensorDictBase) -> None:
-        needed = ["group_id", "in_window", "step_index", "next_index", ("next", "done"), ("next", "atom_scores")]
+        needed = [
+            "group_id",
+            "in_window",
+            "step_index",
+            "next_index",
+            ("next", "done"),
+            ("next", "atom_scores"),
+        ]
         needed += [("next", "atom_mask")] + [("next", "evidence")] * (self.maps == "evidence")
         missing = [key for key in needed if key not in tensordict.keys(True)]
         if missing:
             there = sorted(map(str, tensordict.keys(True, True)))
-            raise ValueError(f"AtomAdvantage needs {missing}; there are {there}. Is AtomRewardTransform in place?")
+            raise ValueError(
+                f"AtomAdvantage needs {missing}; there are {there}. Is AtomRewardTransform in place?"
+            )
 
 
 def _any_per_group(flags: Tensor, group: Tensor) -> Tensor:
-    """Whether any member of each group has the flag: bool ``(N, K)`` to ``(groups, K)``; ``group (N,)`` counts from 0."""
+    """Whether any member of each group has the flag: ``(N, K)`` to ``(groups, K)``; ``group``: from 0 on."""
     counts = torch.zeros(int(group.max()) + 1, flags.shape[1], dtype=torch.long, device=flags.device)
     return counts.index_add(0, group, flags.long()) > 0
 
@@ -135,8 +147,8 @@ def split_trajectories(steps: TensorDictBase) -> tuple[Tensor, Tensor]:
     """Finds the trajectories in a flat sequence of steps of `cast_rl.envs.DenoisingEnv`.
 
     Returns:
-        ``last (N,)``, the index of each trajectory's last step, and ``trajectory (steps,)``, the trajectory of each
-        step.
+        ``last (N,)``, the index of each trajectory's last step, and ``trajectory (steps,)``, the trajectory
+        of each step.
 
     Raises:
         ValueError: if a trajectory is cut off, or its steps are not in order.
@@ -150,7 +162,7 @@ def split_trajectories(steps: TensorDictBase) -> tuple[Tensor, Tensor]:
     linked = (end[:-1] == begin[1:]) & (group[:-1] == group[1:])
     if not len(last) or not done[-1] or (begin[first] != 0).any() or not (linked | done[:-1]).all():
         raise ValueError(
-            "expected whole trajectories, as (N, T) or flat with each trajectory's steps in order. A collector's "
-            "frames_per_batch must be a multiple of env.batch_size[0] * env.episode_length"
+            "expected whole trajectories, as (N, T) or flat with each trajectory's steps in order. A "
+            "collector's frames_per_batch must be a multiple of env.batch_size[0] * env.episode_length"
         )
     return last, trajectory

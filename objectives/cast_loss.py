@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ContextManager, Literal
+from typing import Literal
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
-from tensordict.nn import dispatch, ProbabilisticTensorDictSequential
+from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 from torch import Tensor
 from torch.distributions import kl_divergence
 from torchrl.objectives.common import LossModule
@@ -17,18 +17,21 @@ from cast_rl.transitions import FlowTransition
 
 
 class CASTLoss(LossModule):
-    """``L = - E_{i, t, p} [ min(r M, clip(r, 1 - eps, 1 + eps) M) ] + beta KL(pi || ref)`` (CAST, arXiv 2609.39441).
+    """``L = - E_{i, t, p} [ min(r M, clip(r, 1 - eps, 1 + eps) M) ] + beta KL(pi || ref)``.
 
-    ``r (N, h, w)`` is the ratio of the log-probability maps and ``M`` the advantage map. With ``ratio="sample"`` there
-    is one ratio per image, from the spatial mean of the log-ratio: with an even map that is Flow-GRPO's objective.
+    Source: CAST (arXiv 2609.39441).
 
-    Reads what the actor reads, and (see `set_keys`) ``action (N, C, h, w)``, ``action_log_prob (N, h, w)`` and
-    ``advantage_map``: a map ``(N, h, w)`` or one value per image, ``(N, 1)``. Returns
+    ``r (N, h, w)`` is the ratio of the log-probability maps and ``M`` the advantage map. With
+    ``ratio="sample"`` there is one ratio per image, from the spatial mean of the log-ratio: with an even map
+    that is Flow-GRPO's objective.
+
+    Reads what the actor reads, and (see `set_keys`) ``action (N, C, h, w)``, ``action_log_prob (N, h, w)``
+    and ``advantage_map``: a map ``(N, h, w)`` or one value per image, ``(N, 1)``. Returns
 
     - ``loss_objective``, and with ``kl_coeff`` ``loss_kl_to_ref`` (weighted) and ``kl_to_ref``;
-    - diagnostics: ``clip_fraction``, ``kl_approx`` (mean of -log r), ``ESS`` (effective sample size over all ratios, as
-      a fraction), ``max_ratio``, ``mean_ratio`` and ``max_abs_log_ratio``, which on the first pass over fresh data says
-      how far training recomputes other log-probabilities than the rollout had.
+    - diagnostics: ``clip_fraction``, ``kl_approx`` (mean of -log r), ``ESS`` (effective sample size over all
+      ratios, as a fraction), ``max_ratio``, ``mean_ratio`` and ``max_abs_log_ratio``, which on the first pass
+      over fresh data says how far training recomputes other log-probabilities than the rollout had.
 
     The mean is over all positions, or over those that the entry `loss_mask_key` names; the advantages and
     log-probabilities of the others may hold anything.
@@ -38,10 +41,10 @@ class CASTLoss(LossModule):
         clip_epsilon: ``eps``, or ``(low, high)``.
         kl_coeff: ``beta``; None for no KL term. The KL is exact, per position, averaged over channels.
         reference: returns a context manager inside which the actor is the reference policy, e.g.
-            ``backbone.reference``. Without it the reference's mean is read from the entry ``ref_loc (N, C, h, w)``.
+            ``backbone.reference``. Without it the reference's mean is read from ``ref_loc (N, C, h, w)``.
         ratio: ``"position"`` or ``"sample"``.
-        functional: isolate the actor's parameters in a TensorDict, as other TorchRL losses do. Costly for large models,
-            and in the way of FSDP2 and gradient checkpointing.
+        functional: isolate the actor's parameters in a TensorDict, as other TorchRL losses do. Costly for
+            large models, and in the way of FSDP2 and gradient checkpointing.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
@@ -72,7 +75,7 @@ class CASTLoss(LossModule):
         *,
         clip_epsilon: float | tuple[float, float] = 0.2,
         kl_coeff: float | None = None,
-        reference: Callable[[], ContextManager] | None = None,
+        reference: Callable[[], contextlib.AbstractContextManager] | None = None,
         ratio: Literal["position", "sample"] = "position",
         functional: bool = False,
         reduction: Literal["mean", "sum", "none"] = "mean",
@@ -83,8 +86,8 @@ class CASTLoss(LossModule):
             raise ValueError(f"kl_coeff={kl_coeff} must be >= 0; None leaves the KL term out")
         if functional and reference is not None:
             raise ValueError(
-                "reference switches the actor's own modules, which functional=True sets aside; use functional=False, or "
-                "store the reference's mean under the key 'ref_loc'"
+                "reference switches the actor's own modules, which functional=True sets aside; use "
+                "functional=False, or store the reference's mean under the key 'ref_loc'"
             )
         self._functional = functional
         self._in_keys = None
@@ -181,8 +184,8 @@ class CASTLoss(LossModule):
         if advantage.shape == (*log_ratio.shape[:-2], 1):
             return advantage.unsqueeze(-1)
         raise ValueError(
-            f"the advantage has shape {tuple(advantage.shape)}; expected a map {tuple(log_ratio.shape)} or one value per "
-            f"image {(*log_ratio.shape[:-2], 1)}"
+            f"the advantage has shape {tuple(advantage.shape)}; expected a map {tuple(log_ratio.shape)} or "
+            f"one value per image {(*log_ratio.shape[:-2], 1)}"
         )
 
     def _check_keys(self, tensordict: TensorDictBase) -> None:
@@ -190,13 +193,13 @@ class CASTLoss(LossModule):
         missing = [key for key in self.in_keys if key not in there]
         if missing:
             raise KeyError(
-                f"CASTLoss needs the entries {missing}; there are {sorted(map(str, there))}. Write data through "
-                "AtomAdvantage, or rename keys with set_keys"
+                f"CASTLoss needs the entries {missing}; there are {sorted(map(str, there))}. Write data "
+                "through AtomAdvantage, or rename keys with set_keys"
             )
 
 
 def _diagnostics(log_ratio: Tensor, clipped: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Figures about the ratios where ``mask``; all tensors have one shape. Shapes do not depend on the data."""
+    """Figures about the ratios where ``mask``; the three tensors have one shape."""
     count = mask.sum().clamp_min(1)
     weight = mask.to(log_ratio.dtype)
     ratio = torch.where(mask, log_ratio.exp(), 0.0)

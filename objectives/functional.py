@@ -13,15 +13,15 @@ def group_mean_std(scores: Tensor, mask: Tensor, group_id: Tensor) -> tuple[Tens
         group_id: integer ``(N,)``, in any order.
 
     Returns:
-        ``mean`` and ``std (N, K)``, repeated over the members of the group and 0 where it has no valid entry; and
-        ``varies (N, K)``, whether its valid entries differ at all. The last is exact where the standard deviation is
-        not: the float32 mean of eight times 0.1 is not 0.1.
+        ``mean`` and ``std (N, K)``, repeated over the members of the group and 0 where it has no valid entry;
+        and ``varies (N, K)``, whether its valid entries differ at all. The last is exact where the standard
+        deviation is not: the float32 mean of eight times 0.1 is not 0.1.
     """
     group_id = group_id.reshape(-1)
     if group_id.is_floating_point() or scores.shape != mask.shape or scores.shape[:1] != group_id.shape:
         raise ValueError(
-            f"scores {tuple(scores.shape)} and mask {tuple(mask.shape)} must be alike, with one integer group_id per row; "
-            f"got {group_id.dtype} {tuple(group_id.shape)}"
+            f"scores {tuple(scores.shape)} and mask {tuple(mask.shape)} must be alike, with one integer "
+            f"group_id per row; got {group_id.dtype} {tuple(group_id.shape)}"
         )
     ids, group = group_id.unique(return_inverse=True)
     zeros = scores.new_zeros(len(ids), scores.shape[1])
@@ -34,11 +34,15 @@ def group_mean_std(scores: Tensor, mask: Tensor, group_id: Tensor) -> tuple[Tens
     highest = torch.full_like(zeros, -torch.inf).scatter_reduce(
         0, index, torch.where(mask, scores, -torch.inf), reduce="amax"
     )
-    lowest = torch.full_like(zeros, torch.inf).scatter_reduce(0, index, torch.where(mask, scores, torch.inf), reduce="amin")
+    lowest = torch.full_like(zeros, torch.inf).scatter_reduce(
+        0, index, torch.where(mask, scores, torch.inf), reduce="amin"
+    )
     return mean[group], std[group], (highest > lowest)[group]
 
 
-def group_relative_advantage(scores: Tensor, mask: Tensor, group_id: Tensor, *, delta: float = 1e-4) -> Tensor:
+def group_relative_advantage(
+    scores: Tensor, mask: Tensor, group_id: Tensor, *, delta: float = 1e-4
+) -> Tensor:
     """``A = (s - mean) / (std + delta)`` within each group and column, ``(N, K)``.
 
     Exactly 0 where masked, and where a group's valid scores are all equal (a group of one included).
@@ -55,7 +59,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def temper_evidence(evidence: Tensor, *, uniform: float = 0.0, map_cap: float | None = None) -> Tensor:
-    """Evidence ``(..., h, w)`` of unit spatial mean, capped, and mixed with the uniform map; the mean stays 1.
+    """Evidence ``(..., h, w)`` of unit spatial mean, capped and mixed with the uniform map; keeps the mean.
 
     Args:
         uniform: weight of the uniform map, ``H <- (1 - uniform) H + uniform``.
@@ -69,13 +73,15 @@ def temper_evidence(evidence: Tensor, *, uniform: float = 0.0, map_cap: float | 
 
 
 def advantage_map(advantage: Tensor, mask: Tensor, evidence: Tensor) -> Tensor:
-    """``M = mean over valid k of A_k H_k``, ``(N, h, w)``; 0 without a valid atom. Source: CAST (arXiv 2609.39441).
+    """``M = mean over valid k of A_k H_k``, ``(N, h, w)``; 0 without a valid atom.
+
+    Source: CAST (arXiv 2609.39441).
 
     Args:
         advantage: ``(N, K)``, or ``(N, 1)`` for one advantage shared by all atoms.
         mask: bool ``(N, K)``.
-        evidence: ``(N, K, h, w)``, unit spatial mean where valid, so that the spatial mean of the map is the mean
-            advantage.
+        evidence: ``(N, K, h, w)``, unit spatial mean where valid, so that the spatial mean of the map is the
+            mean advantage.
     """
     weights = torch.where(mask, advantage, 0.0) / mask.sum(-1, keepdim=True).clamp_min(1)
     return torch.einsum("nk,nkhw->nhw", weights, torch.where(mask[..., None, None], evidence, 0.0))

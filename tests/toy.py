@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn, Tensor
+from torch import Tensor, nn
 from torchrl.envs import TransformedEnv
 
 from cast_rl.envs import AtomRewardTransform, DenoisingEnv
@@ -17,7 +17,7 @@ NUM_PROMPTS = 5
 
 
 class ToyTransformer(nn.Module):
-    """A two-layer convolution over latents, sigma and the prompt's embedding, with a switchable low-rank adapter."""
+    """Two convolutions over latents, sigma and the prompt's embedding, with an adapter to switch off."""
 
     def __init__(self, channels: int = 3, width: int = 8, hidden: int = 16):
         super().__init__()
@@ -61,7 +61,9 @@ class ToyBackbone:
 
     def initial_latents(self, seeds: list[int], height: int, width: int) -> Tensor:
         shape = self.latent_shape(height, width)
-        return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+        return torch.stack(
+            [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        )
 
     def sigmas(self, steps: int, height: int, width: int) -> Tensor:
         linear = torch.linspace(1, 0, steps + 1)
@@ -103,7 +105,7 @@ PROMPTS = [ToyPrompt(tuple((k % 3, k % 2) for k in range(n))) for n in (2, 3, 1,
 
 
 class ToyJudge:
-    """Scores an atom by the brightness of its channel in its half; the half is the evidence. Keeps what it was sent."""
+    """Scores an atom by its channel's brightness in its half, the evidence; keeps count of its images."""
 
     def __init__(self):
         self.calls: list[int] = []
