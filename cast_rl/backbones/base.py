@@ -112,7 +112,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def _predict(self, network: nn.Module, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
-        """Run the network on latents ``x`` of its dtype and ``sigma (B,)`` float32; returns its own layout."""
+        """Run the network on ``x`` of its dtype and ``sigma (B,)`` float32; returns its own layout."""
 
     @abstractmethod
     def _guide(self, positive: Tensor, negative: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.training_utils import _collate_lora_metadata, cast_training_params
-from peft import LoraConfig, get_peft_model_state_dict
+from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
@@ -98,7 +98,11 @@ def save_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
 
 
 def load_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
-    """Load through the pipeline's own `load_lora_weights`, then make the adapters trainable in float32."""
+    """Load through the pipeline's own `load_lora_weights`, then make the adapters trainable in float32.
+
+    That loader rounds the adapters to the dtype of the base, so the saved values are set once more after the
+    cast; without it a bfloat16 run would not resume where it stopped.
+    """
     if not (Path(folder) / LORA_FILE).is_file():
         raise FileNotFoundError(
             f"load_lora: no {LORA_FILE} in {Path(folder).resolve()}; give the folder that save_lora wrote."
@@ -112,6 +116,9 @@ def load_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
             "it belongs to another model."
         )
     _make_trainable(pipe.transformer)
+    saved = pipe.lora_state_dict(str(folder), weight_name=LORA_FILE)
+    exact = {key.removeprefix("transformer."): value for key, value in saved.items() if "lora_" in key}
+    set_peft_model_state_dict(pipe.transformer, exact, adapter_name=ADAPTER)
 
 
 def train_all(transformer: nn.Module, keep_reference: bool) -> nn.Module | None:

@@ -69,7 +69,7 @@ def _floating_dtype(dtype: torch.dtype | str) -> torch.dtype:
 def _family(pipeline_class: Any) -> type[Backbone]:
     if not isinstance(pipeline_class, str) or pipeline_class not in FAMILIES:
         raise ValueError(
-            f"no backbone for the pipeline class {pipeline_class!r}; supported: {', '.join(sorted(FAMILIES))}. "
+            f"no backbone for the pipeline class {pipeline_class!r}; supported: {', '.join(FAMILIES)}. "
             "To add one, read cast_rl/backbones/qwen_image.py, write its like and list it in load.py there."
         )
     return FAMILIES[pipeline_class]

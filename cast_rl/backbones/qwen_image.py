@@ -28,8 +28,8 @@ class QwenImage(Backbone):
     def __init__(self, pipe: DiffusionPipeline, *, fast_vae: bool = True, **common: Any):
         if pipe.transformer.config.guidance_embeds:
             raise ValueError(
-                "this Qwen-Image transformer has guidance_embeds=True, which diffusers' model cannot run; use a "
-                "checkpoint without it."
+                "this Qwen-Image transformer has guidance_embeds=True, which diffusers' model cannot run; "
+                "use a checkpoint without it."
             )
         super().__init__(pipe, **common)
         self._latents_mean, self._latents_std = pipe.vae.config.latents_mean, pipe.vae.config.latents_std

@@ -126,6 +126,10 @@ def with_inputs(**changed):
     return predict
 
 
+def transposed(img_shapes):
+    return [[(frames, w, h) for frames, h, w in image] for image in img_shapes]
+
+
 def rescaled_per_image(self, positive, negative):
     guided = negative + self.guidance * (positive - negative)
     norm, new = (v.flatten(1).norm(dim=1).view(-1, 1, 1) for v in (positive, guided))
@@ -150,7 +154,7 @@ BREAKAGES = {
     "sign of the velocity": {"_to_velocity": negated},
     "no schedule shift": {"_schedule": unshifted},
     "shift of another image size": {"_schedule": shifted_for_another_size},
-    "height and width swapped": {"_predict": with_inputs(img_shapes=lambda s: [[(1, s[0][0][2], s[0][0][1])]] * 2)},
+    "height and width swapped": {"_predict": with_inputs(img_shapes=transposed)},
     "mask ignored": {"_predict": with_inputs(encoder_hidden_states_mask=torch.ones_like)},
     "timestep not divided by 1000": {"_predict": with_inputs(timestep=lambda t: 1000 * t)},
     "timestep off by a tenth": {"_predict": with_inputs(timestep=lambda t: 0.9 * t)},

@@ -51,8 +51,8 @@ def test_what_stands_in_the_padding_is_not_read(backbone):
     cond = concatenate([backbone.encode([SHORT]), backbone.encode([LONG])])
     x = backbone.initial_latents([1, 2], 64, 64)
     expected = backbone.velocity(x, 0.5, cond)
-    filled = cond["embeds"].masked_fill(~cond["mask"].unsqueeze(-1), 50.0)
-    torch.testing.assert_close(backbone.velocity(x, 0.5, {**cond, "embeds": filled}), expected, rtol=0, atol=1e-5)
+    filled = cond | {"embeds": cond["embeds"].masked_fill(~cond["mask"].unsqueeze(-1), 50.0)}
+    torch.testing.assert_close(backbone.velocity(x, 0.5, filled), expected, rtol=0, atol=1e-5)
 
 
 def test_encoding_alone_or_in_a_batch_gives_the_same_row(backbone):
@@ -126,7 +126,7 @@ def test_inputs_that_do_not_fit_are_refused(backbone):
 def test_a_truncated_prompt_is_named_once(qwen_folder):
     """F12: what the text encoder cuts off is said, once per prompt."""
     backbone = load_backbone(qwen_folder, max_sequence_length=24)
-    with pytest.warns(UserWarning, match="24 of the .* tokens of the prompt 'a photo of a green bench") as caught:
+    with pytest.warns(UserWarning, match="keeps 24 of the .* 'a photo of a green bench") as caught:
         cond = backbone.encode([LONG, SHORT, LONG])
     assert len(caught) == 1 and cond["embeds"].shape[1] == 24
     with warnings.catch_warnings():
