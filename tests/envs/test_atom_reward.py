@@ -1,0 +1,185 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torchrl.envs import TransformedEnv
+from torchrl.envs.utils import check_env_specs
+from toy import GRID, PROMPTS, ToyBackbone, ToyJudge, ToyPrompt, toy_env, toy_policy, toy_training_env
+
+from cast_rl.envs import AtomRewardTransform
+
+
+def judged_by(judge, prompts=None, **options):
+    """The final step of a rollout scored by `judge`, and the transform."""
+    backbone = ToyBackbone()
+    reward = AtomRewardTransform(judge, PROMPTS if prompts is None else prompts, **({"grid": GRID} | options))
+    env = TransformedEnv(toy_env(backbone), reward)
+    with torch.no_grad():
+        data = env.rollout(10, toy_policy(backbone))
+    return data[:, -1], reward
+
+
+class Fixed:
+    """A judge that gives every image the same answer."""
+
+    def __init__(self, scores, mask=None, evidence=None):
+        self.scores, self.mask, self.evidence = torch.tensor(scores), mask, evidence
+
+    def __call__(self, images, atoms):
+        n = len(images)
+        scores = self.scores.repeat(n, 1)
+        mask = (
+            torch.ones_like(scores, dtype=torch.bool)
+            if self.mask is None
+            else torch.tensor(self.mask).repeat(n, 1)
+        )
+        evidence = None if self.evidence is None else self.evidence.repeat(n, 1, 1, 1)
+        return SimpleNamespace(scores=scores, mask=mask, evidence=evidence)
+
+
+@pytest.mark.parametrize("keep_pixels", [False, True])
+def test_specs(keep_pixels):
+    reward = AtomRewardTransform(ToyJudge(), PROMPTS, grid=GRID, keep_pixels=keep_pixels)
+    env = TransformedEnv(toy_env(), reward)
+    check_env_specs(env, break_when_any_done="both")
+    assert ("pixels" in env.full_reward_spec.keys()) == keep_pixels
+    assert "atom_scores" not in env.observation_spec.keys()
+
+
+def test_only_finished_images_are_judged():
+    judge = ToyJudge()
+    backbone = ToyBackbone()
+    env = toy_training_env(backbone, judge)
+    with torch.no_grad():
+        data = env.rollout(10, toy_policy(backbone))
+    assert judge.calls == [8]
+    for key in ("reward", "atom_scores", "atom_mask", "evidence"):
+        assert (data["next", key][:, :-1] == 0).all()
+        assert (data["next", key][:, -1] != 0).any()
+        assert key not in data.keys()
+    assert "pixels" not in data["next"].keys()
+
+
+def test_what_is_written():
+    final, reward = judged_by(ToyJudge(), keep_pixels=True)
+    final = final["next"]
+    atoms = [PROMPTS[i].atoms for i in final["prompt_id"].flatten().tolist()]
+    expected = ToyJudge()(final["pixels"], atoms)
+    most = expected.scores.shape[1]
+    assert final["atom_scores"].shape == (8, 4)
+    assert torch.equal(final["atom_scores"][:, :most], expected.scores)
+    assert torch.equal(final["atom_mask"][:, :most], expected.mask)
+    assert not final["atom_mask"][:, most:].any()
+    for row in range(8):
+        mean = sum(expected.scores[row, : len(atoms[row])]) / len(atoms[row])
+        torch.testing.assert_close(final["reward"][row, 0], mean)
+    assert final["evidence"].shape == (8, 4, *GRID)
+    torch.testing.assert_close(final["evidence"].mean((-2, -1)), final["atom_mask"].float())
+    # An 8x8 half image at twice its share, averaged to 4x4.
+    left = torch.tensor([2.0, 2.0, 0.0, 0.0]).expand(4, 4)
+    torch.testing.assert_close(final["evidence"][0, 0], left)
+    assert reward.counts == {"judged": sum(map(len, atoms)), "failed": 0, "no_evidence": 0}
+
+
+def test_rows_are_judged_on_their_own():
+    together, _ = judged_by(ToyJudge(), keep_pixels=True)
+    together = together["next"]
+    for row in range(8):
+        prompt = PROMPTS[int(together["prompt_id"][row])]
+        alone = ToyJudge()(together["pixels"][row : row + 1], [prompt.atoms])
+        assert torch.equal(together["atom_scores"][row, : len(prompt.atoms)], alone.scores[0])
+
+
+def test_failures_are_masked_and_counted_never_scored_zero():
+    final, reward = judged_by(
+        Fixed([0.8, float("nan"), float("inf"), 0.4], mask=[True, True, True, False]),
+        [ToyPrompt((1, 2, 3, 4))] * 5,
+    )
+    final = final["next"]
+    assert final["atom_mask"].tolist() == [[True, False, False, False]] * 8
+    assert final["atom_scores"].isfinite().all()
+    torch.testing.assert_close(final["reward"], torch.full((8, 1), 0.8))
+    assert reward.counts == {"judged": 32, "failed": 24, "no_evidence": 0}
+
+
+def test_without_any_valid_atom_the_reward_is_zero_and_the_mask_says_so():
+    final, _ = judged_by(Fixed([float("nan")]), [ToyPrompt((1,))] * 5)
+    assert (final["next", "reward"] == 0).all()
+    assert not final["next", "atom_mask"].any()
+
+
+def test_prompts_without_atoms_are_not_judged():
+    judge = ToyJudge()
+    final, _ = judged_by(judge, [ToyPrompt(())] * 5)
+    assert judge.calls == []
+    assert (final["next", "reward"] == 0).all()
+    assert final["next", "atom_scores"].shape == (8, 1)
+    some = [ToyPrompt(()) if i % 2 else ToyPrompt(((0, 0),)) for i in range(5)]
+    final, _ = judged_by(judge, some)
+    odd = final["prompt_id"].flatten() % 2 == 1
+    assert torch.equal(final["next", "atom_mask"][:, 0], ~odd)
+    assert judge.calls == ([int((~odd).sum())] if (~odd).any() else [])
+
+
+def test_no_evidence_is_the_uniform_map():
+    shown = torch.ones(3, 8, 8)
+    shown[0] = 0
+    shown[1, 0, 0] = torch.nan
+    shown[2, :, :4] = 3
+    final, reward = judged_by(Fixed([0.5] * 3, evidence=shown), [ToyPrompt((1, 2, 3))] * 5)
+    evidence = final["next", "evidence"]
+    assert (evidence[:, :2] == 1).all()
+    torch.testing.assert_close(evidence[0, 2], torch.tensor([1.5, 1.5, 0.5, 0.5]).expand(4, 4))
+    assert reward.counts["no_evidence"] == 16
+    final, reward = judged_by(Fixed([0.5] * 3), [ToyPrompt((1, 2))] * 5)
+    assert (final["next", "evidence"] == 1).all()
+    assert reward.counts["no_evidence"] == 0
+
+
+@pytest.mark.parametrize("size", [(3, 5), (2, 2), (16, 16)])
+def test_evidence_of_any_size_keeps_unit_mean(size):
+    evidence = torch.rand(1, *size)
+    final, _ = judged_by(Fixed([0.5], evidence=evidence), [ToyPrompt((1,))] * 5)
+    torch.testing.assert_close(final["next", "evidence"].mean((-2, -1)), torch.ones(8, 1))
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        (Fixed([1.5, 0.0]), "0 to 1.5"),
+        (Fixed([0.5]), r"\(8, 1\).* up to 2 atoms"),
+        (Fixed([0.5, 0.5], evidence=torch.ones(1, 8, 8)), r"evidence \(8, 1, 8, 8\)"),
+        (Fixed([0.5, 0.5], evidence=-torch.ones(2, 8, 8)), "minimum of -1"),
+    ],
+)
+def test_impossible_judgements_are_named(judge, message):
+    with pytest.raises(ValueError, match=message):
+        judged_by(judge, [ToyPrompt((1, 2))] * 5)
+
+
+def test_prompts_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match="prompt 3 has 4 atoms, more than max_atoms=2"):
+        AtomRewardTransform(ToyJudge(), PROMPTS, grid=GRID, max_atoms=2)
+    with pytest.raises(ValueError, match="given 1 prompts"):
+        judged_by(ToyJudge(), PROMPTS[:1])
+
+
+def test_the_judge_may_sit_on_another_device():
+    class Elsewhere(Fixed):
+        device = torch.device("meta")
+
+        def __call__(self, images, atoms):
+            assert images.device.type == "meta"
+            return super().__call__(images, atoms)
+
+    final, _ = judged_by(Elsewhere([0.25]), [ToyPrompt((1,))] * 5)
+    assert (final["next", "reward"] == 0.25).all()
+
+
+def test_a_judge_that_is_a_module_stays_outside_the_environment():
+    class Module(torch.nn.Linear):
+        def forward(self, images, atoms):
+            return ToyJudge()(images, atoms)
+
+    _, reward = judged_by(Module(2, 2))
+    assert list(reward.parameters()) == []
