@@ -1,4 +1,4 @@
-"""CAST-RL: online reinforcement learning of flow-matching text-to-image models with per-atom, grounded rewards.
+"""CAST-RL: reinforcement learning of flow-matching text-to-image models with per-atom, grounded rewards.
 
 Import from the part you need; this module stays light:
 

@@ -46,9 +46,8 @@ def test_prompts_that_differ_only_in_case_or_not_at_all_keep_their_ids(bank):
 def test_the_padded_length_does_not_depend_on_the_batch(bank):
     short, _ = bank(torch.tensor([0]))
     joint, _ = bank(torch.tensor([[2], [0]]))
-    assert torch.equal(short["embeds"][0], joint["embeds"][1]) and torch.equal(
-        short["mask"][0], joint["mask"][1]
-    )
+    for key in ("embeds", "mask"):
+        assert torch.equal(short[key][0], joint[key][1])
 
 
 def test_velocity_takes_what_the_bank_gives(backbone, bank):

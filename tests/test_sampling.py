@@ -1,4 +1,4 @@
-"""The ODE sampler: its steps, its callback and what it refuses. Parity with the pipeline is in tests/backbones."""
+"""The ODE sampler: its steps, its callback and what it refuses. Parity with the pipeline: tests/backbones."""
 
 import pytest
 import torch
