@@ -1,0 +1,45 @@
+"""Captions as sloppy as those of the web: now and then a fact is left out or wrong.
+
+A generator trained on them draws crisp shapes but binds, counts and places them unreliably, which is what there is for
+reinforcement learning to improve.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from cast_rl.miniature.vocabulary import COLORS
+from cast_rl.scene_graph import OPPOSITE, Entity, SceneGraph
+
+LEAVE_OUT = {"color": 0.06, "count": 0.05, "relation": 0.10}
+MISTAKE = {"color": 0.03, "count": 0.05, "relation": 0.04}
+
+
+def caption(graph: SceneGraph, rng: random.Random) -> str:
+    """A caption of a scene in which each fact is left out or mistaken with the probabilities above."""
+    entities = tuple(_blur(e, rng) for e in graph.entities)
+    relations = []
+    for r in graph.relations:
+        u = rng.random()
+        if u < MISTAKE["relation"]:
+            relations.append(replace(r, predicate=OPPOSITE[r.predicate]))
+        elif u >= MISTAKE["relation"] + LEAVE_OUT["relation"]:
+            relations.append(r)
+    try:
+        return SceneGraph(entities, tuple(relations)).render()[0]
+    except ValueError:  # the sloppy version would no longer tell two groups apart
+        return graph.render()[0]
+
+
+def _blur(e: Entity, rng: random.Random) -> Entity:
+    u, v = rng.random(), rng.random()
+    if u < MISTAKE["color"]:
+        e = replace(e, attributes=(rng.choice(COLORS),))
+    elif u < MISTAKE["color"] + LEAVE_OUT["color"]:
+        e = replace(e, attributes=())
+    if v < MISTAKE["count"]:
+        e = replace(e, count=max(1, e.count + rng.choice((-1, 1))))
+    elif v < MISTAKE["count"] + LEAVE_OUT["count"] and e.count > 1:
+        e = replace(e, count=None)
+    return e

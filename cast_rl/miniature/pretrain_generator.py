@@ -1,0 +1,163 @@
+"""Training the miniature's text encoder and transformer by flow matching on sloppily captioned scenes."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torchrl.checkpoint import Checkpoint, GlobalRNGState
+from tqdm import tqdm
+
+from cast_rl.backbones.single_frame import single_frame_vae
+from cast_rl.miniature.assemble import assemble, build_text_encoder, build_tokenizer, build_transformer
+from cast_rl.miniature.captions import caption
+from cast_rl.miniature.muon import BatchedMuon
+from cast_rl.miniature.render import layouts, render
+from cast_rl.miniature.schedule import rate
+from cast_rl.miniature.vocabulary import TRAIN_GROUPS, is_held_out, sample_graph
+from cast_rl.scene_graph import SceneGraph
+
+CHUNKS, CHUNK = 12, 4_000  # training scenes: 12 x 4,000
+BATCH = 64
+ADAM_RATE, MUON_RATE = 2e-3, 2e-2
+DROP_CAPTION = 0.1  # share of the captions replaced by " ", the pipeline's usual negative prompt
+EMA_DECAY = 0.999
+SIGMA_LOGIT = (0.4, 1.0)  # mean and standard deviation of logit(sigma)
+
+
+def training_graphs(n: int, rng: random.Random) -> list[SceneGraph]:
+    """``n`` scene graphs, none of them held out for evaluation; simple ones repeat."""
+    graphs: list[SceneGraph] = []
+    while len(graphs) < n:
+        graph = sample_graph(rng, TRAIN_GROUPS)
+        if not is_held_out(graph):
+            graphs.append(graph)
+    return graphs
+
+
+def tokenize(pipe: QwenImagePipeline, texts: list[str]) -> tuple[Tensor, Tensor]:
+    """Token ids and mask ``(N, L)`` of the texts in the pipeline's own template."""
+    out = pipe.tokenizer([pipe.prompt_template_encode.format(t) for t in texts], padding=True, return_tensors="pt")
+    return out.input_ids, out.attention_mask
+
+
+@torch.no_grad()
+def make_chunk(pipe: QwenImagePipeline, index: int) -> dict[str, Tensor]:
+    """One part of the training set: packed latents ``(N, 36, 4C)`` float16, normalised, tokens and mask ``(N, 96)``."""
+    rng, g = random.Random(1000 + index), torch.Generator().manual_seed(1000 + index)
+    graphs = training_graphs(CHUNK, rng)
+    mean = torch.tensor(pipe.vae.config.latents_mean).view(1, -1, 1, 1)
+    std = torch.tensor(pipe.vae.config.latents_std).view(1, -1, 1, 1)
+    packed = []
+    for at in range(0, CHUNK, 200):
+        images = render(layouts(graphs[at : at + 200], g), g)[0] * 2 - 1
+        z = (pipe.vae.encode(images[:, :, None]).latent_dist.sample(g)[:, :, 0] - mean) / std
+        packed.append(pipe._pack_latents(z, *z.shape).half())
+    ids, mask = tokenize(pipe, [caption(graph, rng) for graph in graphs])
+    pad = (0, 96 - ids.shape[1])
+    ids = nn.functional.pad(ids, pad, value=pipe.tokenizer.pad_token_id)
+    return {"latents": torch.cat(packed), "ids": ids.short(), "mask": nn.functional.pad(mask, pad).bool()}
+
+
+def training_set(pipe: QwenImagePipeline, folder: Path) -> dict[str, Tensor]:
+    """All chunks, joined; made once and kept in ``folder``."""
+    chunks = []
+    for i in tqdm(range(CHUNKS), desc="training scenes", mininterval=5):
+        path = folder / "data" / f"{i:03d}.safetensors"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(make_chunk(pipe, i), path.with_suffix(".part"))
+            path.with_suffix(".part").rename(path)
+        chunks.append(load_file(path))
+    return {k: torch.cat([c[k] for c in chunks]) for k in chunks[0]}
+
+
+class Generator(nn.Module):
+    """The two trained parts together: tokens to velocity, as the pipeline computes it."""
+
+    def __init__(self, pipe: QwenImagePipeline) -> None:
+        super().__init__()
+        self.text_encoder, self.transformer = pipe.text_encoder, pipe.transformer
+        self.start = pipe.prompt_template_encode_start_idx
+
+    def forward(self, x: Tensor, sigma: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        """Packed latents ``(B, 36, 4C)``, ``sigma (B,)``, tokens and mask ``(B, L)`` -> velocity ``(B, 36, 4C)``."""
+        hidden = self.text_encoder.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        return self.transformer(
+            hidden_states=x,
+            timestep=sigma,
+            encoder_hidden_states=hidden[:, self.start :],
+            encoder_hidden_states_mask=mask[:, self.start :],
+            img_shapes=[[(1, 6, 6)]] * len(x),
+            return_dict=False,
+        )[0]
+
+
+def split_parameters(model: Generator) -> tuple[list[Tensor], list[Tensor]]:
+    """Matrices inside the transformer's blocks, for Muon, and everything else that is trained, for AdamW."""
+    model.text_encoder.model.visual.requires_grad_(False)
+    inside = {
+        p for n, p in model.transformer.named_parameters() if "transformer_blocks" in n and p.ndim == 2 and "_mod" not in n
+    }
+    rest = [p for p in model.parameters() if p.requires_grad and p not in inside]
+    return [p for p in model.parameters() if p in inside], rest
+
+
+def flow_loss(model: Generator, x0: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared error of the velocity ``eps - x0`` at a random sigma (Lipman et al. 2023, arXiv 2210.02747)."""
+    mean, std = SIGMA_LOGIT
+    sigma = torch.sigmoid(mean + std * torch.randn(len(x0)))
+    eps = torch.randn_like(x0)
+    x = torch.lerp(x0, eps, sigma[:, None, None])
+    return (model(x, sigma, ids, mask) - (eps - x0)).pow(2).mean()
+
+
+def train_generator(vae: AutoencoderKLQwenImage, folder: Path, steps: int = 10_000, save_every: int = 500) -> QwenImagePipeline:
+    """Train, or go on training, the generator; checkpoints live in ``folder``. Returns the averaged weights' pipeline."""
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    pipe = assemble(single_frame_vae(vae).eval(), build_text_encoder(tokenizer), tokenizer, build_transformer())
+    data = training_set(pipe, folder)
+    model = Generator(pipe).train()
+    average = copy.deepcopy(model).eval().requires_grad_(False)
+    matrices, rest = split_parameters(model)
+    muon = BatchedMuon(matrices, MUON_RATE)
+    adam = torch.optim.AdamW(rest, ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    empty_ids, empty_mask = (t[0] for t in tokenize(pipe, [" "]))
+    progress = {"step": 0}
+    checkpoint = Checkpoint(
+        model=model, average=average, muon=muon, adam=adam, rng=GlobalRNGState(), progress=progress
+    )
+    if (folder / "generator").exists():
+        checkpoint.load(folder / "generator")
+    bar = tqdm(range(progress["step"], steps), initial=progress["step"], total=steps, desc="generator", mininterval=10)
+    shown = None
+    for step in bar:
+        epoch, at = divmod(step * BATCH, len(data["ids"]) // BATCH * BATCH)
+        rows = torch.randperm(len(data["ids"]), generator=torch.Generator().manual_seed(epoch))[at : at + BATCH]
+        ids, mask = data["ids"][rows].long(), data["mask"][rows]
+        drop = torch.rand(len(rows)) < DROP_CAPTION
+        ids[drop, : len(empty_ids)], mask[drop] = empty_ids, torch.arange(mask.shape[1]) < len(empty_ids)
+        length = int(mask.sum(1).max())
+        loss = flow_loss(model, data["latents"][rows].float(), ids[:, :length], mask[:, :length])
+        loss.backward()
+        nn.utils.clip_grad_norm_(rest, 1.0)
+        for optimizer, base in ((muon, MUON_RATE), (adam, ADAM_RATE)):
+            for group in optimizer.param_groups:
+                group["lr"] = base * rate(step / steps, step)
+            optimizer.step()
+            optimizer.zero_grad()
+        decay = min(EMA_DECAY, (1 + step) / (10 + step))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
+        shown = loss.item() if shown is None else 0.98 * shown + 0.02 * loss.item()
+        bar.set_postfix(loss=f"{shown:.4f}", refresh=False)
+        if (step + 1) % save_every == 0 or step + 1 == steps:
+            progress["step"] = step + 1
+            checkpoint.save(folder / "generator")
+    return assemble(vae, average.text_encoder, tokenizer, average.transformer)
