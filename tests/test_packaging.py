@@ -1,8 +1,11 @@
 """The package imports from a checkout and from a wheel, and takes no top-level name but its own."""
 
+import ast
+import importlib.metadata
 import multiprocessing
 import operator
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -114,6 +117,25 @@ def test_every_dependency_is_bounded_on_both_sides():
     required = PROJECT["project"]["dependencies"] + extras["vision"]
     assert [name for name in required if ">=" not in name or "<" not in name] == []
     assert not any(name.startswith("torchvision") for name in PROJECT["project"]["dependencies"])
+
+
+def test_what_is_imported_is_declared():
+    modules = set()
+    for folder in (*FOLDERS.values(), "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    modules |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    modules.add(node.module.split(".")[0])
+    declared = {re.split("[<>=]", name)[0] for name in PROJECT["project"]["dependencies"]}
+    providers = importlib.metadata.packages_distributions()
+    unknown = {
+        module
+        for module in modules - set(sys.stdlib_module_names) - {"cast_rl"}
+        if not declared & {name.lower() for name in providers.get(module, [])}
+    }
+    assert not unknown, f"imported, but not among the dependencies in pyproject.toml: {sorted(unknown)}"
 
 
 def test_the_ci_script_runs_the_readmes_test_command():
