@@ -143,6 +143,13 @@ def test_evidence_of_any_size_keeps_unit_mean(size):
     torch.testing.assert_close(final["next", "evidence"].mean((-2, -1)), torch.ones(8, 1))
 
 
+def test_evidence_is_averaged_by_area():
+    evidence = torch.rand(1, 12, 12)
+    final, _ = judged_by(Fixed([0.5], evidence=evidence), [ToyPrompt((1,))] * 5)
+    blocks = evidence.reshape(4, 3, 4, 3).mean((1, 3))
+    torch.testing.assert_close(final["next", "evidence"][0, 0], blocks / blocks.mean())
+
+
 @pytest.mark.parametrize(
     ("judge", "message"),
     [

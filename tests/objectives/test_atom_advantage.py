@@ -58,6 +58,18 @@ def test_advantages_by_hand(data):
     assert torch.equal(out["action_log_prob"], data["action_log_prob"][:, 1:3])
 
 
+def test_every_step_of_a_window_gets_its_trajectory_s_advantage():
+    backbone = ToyBackbone()
+    with torch.no_grad():
+        data = toy_training_env(backbone, window=(1, 4)).rollout(10, toy_policy(backbone))
+    out, _ = written(data, advantage="scalar", maps="none")
+    reward = data["next", "reward"][:, -1, 0].reshape(2, 4)
+    expected = (reward - reward.mean(1, keepdim=True)) / (reward.std(1, correction=0, keepdim=True) + 1e-4)
+    expected = expected.reshape(8, 1).expand(8, 3)
+    torch.testing.assert_close(out["advantage"].reshape(8, 3), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(out["step_index"].reshape(8, 3), torch.arange(1, 4).expand(8, 3))
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"uniform": 0.5}, {"map_cap": 1.5}, {"maps": "none"}, {"advantage": "scalar"}]
 )
