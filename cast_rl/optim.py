@@ -87,9 +87,9 @@ class GuardedStep:
         self._in_a_row += 1
         if self._in_a_row >= self.max_bad_steps:
             raise RuntimeError(
-                f"{self._in_a_row} steps in a row had a loss or gradients that are not finite (last loss "
-                f"{loss}, gradient norm {grad_norm}); {self.skipped} were skipped in all. Look at the scores and "
-                "the learning rate, or resume from an earlier checkpoint"
+                f"{self._in_a_row} steps in a row had a loss or gradients that are not finite "
+                f"(last loss {loss}, gradient norm {grad_norm}); {self.skipped} were skipped in all. Look at "
+                "the scores and the learning rate, or resume from an earlier checkpoint"
             )
         return StepReport(False, grad_norm, float("nan"), self.skipped)
 
