@@ -44,9 +44,7 @@ class GuardedStep:
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, max_norm: float = 1.0, max_bad_steps: int = 5):
         if max_norm <= 0 or max_bad_steps < 1:
-            raise ValueError(
-                f"max_norm={max_norm} must be positive and max_bad_steps={max_bad_steps} at least 1"
-            )
+            raise ValueError(f"max_norm={max_norm} must be positive and max_bad_steps={max_bad_steps} at least 1")
         self.optimizer, self.max_norm, self.max_bad_steps = optimizer, max_norm, max_bad_steps
         self.skipped = 0
         self._in_a_row = 0
@@ -58,9 +56,7 @@ class GuardedStep:
         Raises:
             RuntimeError: if there is no gradient at all, or after ``max_bad_steps`` skipped steps in a row.
         """
-        parameters = [
-            p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None
-        ]
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         if not parameters:
             raise RuntimeError(
                 "no parameter of the optimizer has a gradient; call backward() first, on a loss of its model"
@@ -68,9 +64,7 @@ class GuardedStep:
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_norm)
         # Sharded parameters have a sharded norm.
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        good = _on_all_ranks(
-            norm.isfinite() & torch.as_tensor(loss, device=norm.device).detach().isfinite().all()
-        )
+        good = _on_all_ranks(norm.isfinite() & torch.as_tensor(loss, device=norm.device).detach().isfinite().all())
         grad_norm = float(norm)
         if not good:
             return self._skip(grad_norm, float(torch.as_tensor(loss).detach().float().mean()))

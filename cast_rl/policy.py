@@ -35,9 +35,7 @@ class DenoisingNet(nn.Module):
         a: its noise level.
     """
 
-    def __init__(
-        self, backbone: VelocityModel, bank: nn.Module, sigmas: Tensor, *, transition: Kind, a: float
-    ):
+    def __init__(self, backbone: VelocityModel, bank: nn.Module, sigmas: Tensor, *, transition: Kind, a: float):
         super().__init__()
         check_kind(transition, a)
         self.transformer = backbone.transformer

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import inflect
 
@@ -26,19 +26,19 @@ def _inflect() -> inflect.engine:
     return inflect.engine()
 
 
-@lru_cache(maxsize=None)
+@cache
 def plural(noun: str) -> str:
     """The plural of a noun: ``plural("cross") == "crosses"``."""
     return _inflect().plural_noun(noun)
 
 
-@lru_cache(maxsize=None)
+@cache
 def number_word(n: int) -> str:
     """A count as a word: ``number_word(3) == "three"``."""
     return _inflect().number_to_words(n)
 
 
-@lru_cache(maxsize=None)
+@cache
 def article(phrase: str) -> str:
     """The indefinite article of a phrase: ``article("orange cross") == "an"``."""
     return _inflect().a(phrase).split()[0]
@@ -173,7 +173,10 @@ class SceneGraph:
         w = _Writer()
         mentioned: set[int] = set()
         related = {i for r in self.relations for i in (r.subject, r.object)}
-        clauses: list[int | Relation] = [*self.relations, *(i for i in range(len(self.entities)) if i not in related)]
+        clauses: list[int | Relation] = [
+            *self.relations,
+            *(i for i in range(len(self.entities)) if i not in related),
+        ]
         for n, clause in enumerate(clauses):
             if n:
                 # "A left of B and C" could place A left of C as well, so a comma closes a relation.

@@ -174,9 +174,7 @@ class FlowTransition(Distribution):
     support = torch.distributions.constraints.independent(torch.distributions.constraints.real, 3)
     has_rsample = True
 
-    def __init__(
-        self, loc: Tensor, scale: Tensor, ode: Tensor, active: Tensor, validate_args: bool | None = None
-    ):
+    def __init__(self, loc: Tensor, scale: Tensor, ode: Tensor, active: Tensor, validate_args: bool | None = None):
         self.ode = ode
         self.active = active.reshape(*loc.shape[:-3], 1, 1, 1)
         self.loc = torch.where(self.active, loc, ode)

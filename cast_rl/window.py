@@ -54,9 +54,7 @@ class UniformWindow:
 
     def __post_init__(self):
         if self.last < self.first:
-            raise ValueError(
-                f"UniformWindow(first={self.first}, last={self.last}) has no start; last must be >= first"
-            )
+            raise ValueError(f"UniformWindow(first={self.first}, last={self.last}) has no start; last must be >= first")
 
     @property
     def starts(self) -> range:

@@ -50,9 +50,7 @@ class AtomRewardTransform(Transform):
         max_atoms: int | None = None,
         keep_pixels: bool = False,
     ):
-        super().__init__(
-            in_keys=["pixels", "prompt_id"], out_keys=["reward", "atom_scores", "atom_mask", "evidence"]
-        )
+        super().__init__(in_keys=["pixels", "prompt_id"], out_keys=["reward", "atom_scores", "atom_mask", "evidence"])
         sizes = [len(prompt.atoms) for prompt in prompts]
         most = max(sizes, default=0)
         if max_atoms is not None and most > max_atoms:
@@ -75,13 +73,9 @@ class AtomRewardTransform(Transform):
         judged = [row for row in done.nonzero().flatten().tolist() if atoms[row]]
         if judged:
             images = next_tensordict["pixels"][judged]
-            scores[judged], mask[judged], evidence[judged] = self._judge(
-                [atoms[row] for row in judged], images
-            )
+            scores[judged], mask[judged], evidence[judged] = self._judge([atoms[row] for row in judged], images)
         reward = scores.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
-        next_tensordict.update(
-            {"reward": reward, "atom_scores": scores, "atom_mask": mask, "evidence": evidence}
-        )
+        next_tensordict.update({"reward": reward, "atom_scores": scores, "atom_mask": mask, "evidence": evidence})
         return next_tensordict if self.keep_pixels else next_tensordict.exclude("pixels")
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
@@ -109,19 +103,13 @@ class AtomRewardTransform(Transform):
     def _judge(self, atoms: list[Sequence], images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores ``(n, K)``, mask ``(n, K)`` and evidence ``(n, K, h, w)``, on the images' device."""
         home = images.device
-        judgement = self.judge(
-            images.to(getattr(self.judge, "device", None) or home), [list(row) for row in atoms]
-        )
+        judgement = self.judge(images.to(getattr(self.judge, "device", None) or home), [list(row) for row in atoms])
         scores, mask, evidence = self._read(judgement, atoms, home)
-        asked = torch.arange(self.max_atoms, device=home) < torch.tensor(
-            [[len(row)] for row in atoms], device=home
-        )
+        asked = torch.arange(self.max_atoms, device=home) < torch.tensor([[len(row)] for row in atoms], device=home)
         valid = asked & mask & scores.isfinite()
         scores = torch.where(valid, scores, 0.0)
         if ((scores < 0) | (scores > 1)).any():
-            raise ValueError(
-                f"atom scores are probabilities, got values from {scores.min():.4g} to {scores.max():.4g}"
-            )
+            raise ValueError(f"atom scores are probabilities, got values from {scores.min():.4g} to {scores.max():.4g}")
         self.counts["judged"] += int(asked.sum())
         self.counts["failed"] += int((asked & ~valid).sum())
         return scores, valid, self._evidence_maps(evidence, valid)
@@ -137,9 +125,7 @@ class AtomRewardTransform(Transform):
                 f"images with up to {most} atoms; both must be ({n}, K) with K >= {most}"
             )
         if evidence is not None and (evidence.ndim != 4 or evidence.shape[:2] != scores.shape):
-            raise ValueError(
-                f"the judge returned evidence {tuple(evidence.shape)}; expected ({n}, {columns}, h, w)"
-            )
+            raise ValueError(f"the judge returned evidence {tuple(evidence.shape)}; expected ({n}, {columns}, h, w)")
         scores = _columns(scores.to(home, torch.float32), self.max_atoms)
         mask = _columns(mask.to(home, torch.bool), self.max_atoms)
         if evidence is not None:

@@ -88,9 +88,7 @@ class DenoisingEnv(EnvBase):
         self.num_prompts, self.prompts_per_batch, self.group_size = num_prompts, prompts_per_batch, group_size
         self.rank, self.world_size, self.share_noise = rank, world_size, share_noise
         self.latent_shape, self.image_shape = tuple(latent_shape), tuple(image_shape)
-        self.window = (
-            FixedWindow(window[0], window[1] - window[0]) if isinstance(window, tuple | list) else window
-        )
+        self.window = FixedWindow(window[0], window[1] - window[0]) if isinstance(window, tuple | list) else window
         self.transition, self.a = transition, a
         check_windows(self.sigmas, self.window.starts, self.window.width, transition=transition, a=a)
         self._make_specs()
@@ -181,25 +179,19 @@ class DenoisingEnv(EnvBase):
         )
         self.done_spec = Composite(done=flag(), terminated=flag(), shape=rows, device=device)
 
-    def _reset(
-        self, tensordict: TensorDictBase | None = None, *, set_state: bool = False, **_
-    ) -> TensorDictBase:
+    def _reset(self, tensordict: TensorDictBase | None = None, *, set_state: bool = False, **_) -> TensorDictBase:
         given = tensordict.get("prompt_id", None) if tensordict is not None and set_state else None
         mask = tensordict.get("_reset", None) if tensordict is not None else None
         draw = {"seed": self.seed, "iteration": self._iteration, "rank": self.rank}
         groups = torch.arange(self.prompts_per_batch) + self.rank * self.prompts_per_batch
         if given is None:
-            prompts = draw_prompts(
-                self.num_prompts, self.prompts_per_batch, world_size=self.world_size, **draw
-            )
+            prompts = draw_prompts(self.num_prompts, self.prompts_per_batch, world_size=self.world_size, **draw)
             prompts = prompts.repeat_interleave(self.group_size).unsqueeze(-1)
         else:
             prompts = self._check_given(given, mask)
         starts = [int(self.window(self.seed, self._iteration, group)) for group in groups.tolist()]
         check_windows(self.sigmas, starts, self.window.width, transition=self.transition, a=self.a)
-        seeds = draw_latent_seeds(
-            self.prompts_per_batch, self.group_size, share_noise=self.share_noise, **draw
-        )
+        seeds = draw_latent_seeds(self.prompts_per_batch, self.group_size, share_noise=self.share_noise, **draw)
         latent = self._initial_latents(seeds)
         expected = (*self.batch_size, *self.latent_shape)
         if latent.shape != expected:
@@ -266,9 +258,7 @@ class DenoisingEnv(EnvBase):
         rows = torch.ones_like(given, dtype=torch.bool) if mask is None else mask.reshape(given.shape)
         bad = rows & ((given < 0) | (given >= self.num_prompts))
         if bad.any():
-            raise ValueError(
-                f"prompt_id {int(given[bad][0])} is out of range; there are {self.num_prompts} prompts"
-            )
+            raise ValueError(f"prompt_id {int(given[bad][0])} is out of range; there are {self.num_prompts} prompts")
         for group, (ids, used) in enumerate(
             zip(given.split(self.group_size), rows.split(self.group_size), strict=True)
         ):

@@ -22,9 +22,7 @@ def draw_prompts(
         ValueError: if a count is not positive, or the rank or iteration is out of range.
     """
     if num_prompts < 1 or prompts_per_batch < 1:
-        raise ValueError(
-            f"num_prompts={num_prompts} and prompts_per_batch={prompts_per_batch} must be at least 1"
-        )
+        raise ValueError(f"num_prompts={num_prompts} and prompts_per_batch={prompts_per_batch} must be at least 1")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank} must lie in [0, world_size={world_size})")
     if iteration < 0:

@@ -1,7 +1,7 @@
 """Train the miniature's parts from scratch, or measure the shipped ones again.
 
-    python examples/pretrain_miniature.py generator [--folder runs/miniature]   # resumable; about two hours on two cores
-    python examples/pretrain_miniature.py check                                 # one JSON line about the shipped weights
+python examples/pretrain_miniature.py generator [--folder runs/miniature]   # resumable; about two hours on two cores
+python examples/pretrain_miniature.py check                                 # one JSON line about the shipped weights
 """
 
 from __future__ import annotations

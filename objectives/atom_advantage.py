@@ -132,9 +132,7 @@ class AtomAdvantage(Transform):
         missing = [key for key in needed if key not in tensordict.keys(True)]
         if missing:
             there = sorted(map(str, tensordict.keys(True, True)))
-            raise ValueError(
-                f"AtomAdvantage needs {missing}; there are {there}. Is AtomRewardTransform in place?"
-            )
+            raise ValueError(f"AtomAdvantage needs {missing}; there are {there}. Is AtomRewardTransform in place?")
 
 
 def _any_per_group(flags: Tensor, group: Tensor) -> Tensor:

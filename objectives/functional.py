@@ -40,9 +40,7 @@ def group_mean_std(scores: Tensor, mask: Tensor, group_id: Tensor) -> tuple[Tens
     return mean[group], std[group], (highest > lowest)[group]
 
 
-def group_relative_advantage(
-    scores: Tensor, mask: Tensor, group_id: Tensor, *, delta: float = 1e-4
-) -> Tensor:
+def group_relative_advantage(scores: Tensor, mask: Tensor, group_id: Tensor, *, delta: float = 1e-4) -> Tensor:
     """``A = (s - mean) / (std + delta)`` within each group and column, ``(N, K)``.
 
     Exactly 0 where masked, and where a group's valid scores are all equal (a group of one included).

@@ -48,9 +48,7 @@ def test_window_rows_sample_the_transition(kind):
     sigmas = backbone.sigmas(STEPS, 8, 8)
     step = data["step_index"].flatten()
     velocity = backbone.velocity(data["latent"], sigmas[step], ToyBank()(data["prompt_id"])[0])
-    mean, std = transition_mean_std(
-        kind, data["latent"], velocity, sigmas[step], sigmas[step + 1], 0.5, sigmas[1]
-    )
+    mean, std = transition_mean_std(kind, data["latent"], velocity, sigmas[step], sigmas[step + 1], 0.5, sigmas[1])
     expected = Normal(mean, std.expand_as(mean)).log_prob(out["action"]).mean(1)
     torch.testing.assert_close(out["action_log_prob"], expected, rtol=1e-5, atol=1e-5)
     assert out["action_log_prob"].shape == (3, 4, 4)

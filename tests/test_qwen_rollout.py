@@ -21,9 +21,7 @@ def setup(qwen_pipe):
     backbone = load_backbone(qwen_pipe, guidance=2.0)
     backbone.add_lora(rank=2, alpha=4)
     bank = PromptBank.encode(backbone, TEXTS)
-    env = DenoisingEnv.from_backbone(
-        backbone, len(TEXTS), **SIZE, prompts_per_batch=2, group_size=2, window=(1, 3)
-    )
+    env = DenoisingEnv.from_backbone(backbone, len(TEXTS), **SIZE, prompts_per_batch=2, group_size=2, window=(1, 3))
     return backbone, bank, env, make_policy(backbone, bank, env.sigmas)
 
 

@@ -76,9 +76,7 @@ def test_cps_closed_form(step):
     mean, std = transition_mean_std("cps", x, v, sigma, sigma_next, 0.4, cap)
     clean, noise = x - rows(sigma) * v, x + (1 - rows(sigma)) * v
     angle = 0.4 * math.pi / 2
-    torch.testing.assert_close(
-        mean, (1 - rows(sigma_next)) * clean + rows(sigma_next) * math.cos(angle) * noise
-    )
+    torch.testing.assert_close(mean, (1 - rows(sigma_next)) * clean + rows(sigma_next) * math.cos(angle) * noise)
     torch.testing.assert_close(std, rows(sigma_next) * math.sin(angle))
 
 
@@ -115,9 +113,7 @@ def test_low_precision_is_raised_to_float32(kind):
     x = torch.randn(2, 3, 4, 4).bfloat16()
     sigma, sigma_next = torch.tensor([0.9, 0.5]), torch.tensor([0.8, 0.4])
     mean, std = transition_mean_std(kind, x, x, sigma, sigma_next, 0.5, 0.95)
-    expected, _ = transition_mean_std(
-        kind, x.double(), x.double(), sigma.double(), sigma_next.double(), 0.5, 0.95
-    )
+    expected, _ = transition_mean_std(kind, x.double(), x.double(), sigma.double(), sigma_next.double(), 0.5, 0.95)
     assert mean.dtype == std.dtype == torch.float32
     torch.testing.assert_close(mean.double(), expected, rtol=0, atol=1e-6)
 
@@ -126,16 +122,12 @@ def test_log_prob_map_is_flow_grpo_s_scalar_and_torch_s_normal():
     y, mean, std = torch.randn(4, 3, 2, 5), torch.randn(4, 3, 2, 5), torch.rand(4, 1, 1, 1) + 0.1
     # Flow-GRPO: one scalar per sample, the mean over all dimensions but the batch.
     scalar = (
-        -((y.detach() - mean) ** 2) / (2 * (std**2))
-        - torch.log(std)
-        - torch.log(torch.sqrt(2 * torch.tensor(math.pi)))
+        -((y.detach() - mean) ** 2) / (2 * (std**2)) - torch.log(std) - torch.log(torch.sqrt(2 * torch.tensor(math.pi)))
     ).mean(dim=(1, 2, 3))
     logp = log_prob_map(y, mean, std)
     assert logp.shape == (4, 2, 5)
     torch.testing.assert_close(logp.mean((1, 2)), scalar, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(
-        logp, Normal(mean, std.expand_as(mean)).log_prob(y).mean(1), rtol=1e-6, atol=1e-6
-    )
+    torch.testing.assert_close(logp, Normal(mean, std.expand_as(mean)).log_prob(y).mean(1), rtol=1e-6, atol=1e-6)
 
 
 def test_noise_left_separates_sound_from_unsound_steps():

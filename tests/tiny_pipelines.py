@@ -58,9 +58,7 @@ def qwen_text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGene
         out_hidden_size=16,
         fullatt_block_indexes=[0],
     )
-    config = Qwen2_5_VLConfig(
-        text_config=text, vision_config=vision, image_token_id=unused, video_token_id=unused
-    )
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, image_token_id=unused, video_token_id=unused)
     return Qwen2_5_VLForConditionalGeneration(config)
 
 

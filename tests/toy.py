@@ -61,9 +61,7 @@ class ToyBackbone:
 
     def initial_latents(self, seeds: list[int], height: int, width: int) -> Tensor:
         shape = self.latent_shape(height, width)
-        return torch.stack(
-            [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        )
+        return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
 
     def sigmas(self, steps: int, height: int, width: int) -> Tensor:
         linear = torch.linspace(1, 0, steps + 1)

@@ -60,8 +60,7 @@ def check_targets(transformer: nn.Module, targets: Sequence[str]) -> None:
         if target not in endings:
             near = difflib.get_close_matches(target, sorted(endings), n=3, cutoff=0.3)
             raise ValueError(
-                f"LoRA target {target!r} names no Linear layer of {type(transformer).__name__}; "
-                f"near ones: {near}."
+                f"LoRA target {target!r} names no Linear layer of {type(transformer).__name__}; near ones: {near}."
             )
 
 

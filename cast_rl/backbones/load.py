@@ -12,9 +12,7 @@ from cast_rl.backbones.base import Backbone
 from cast_rl.backbones.qwen_image import QwenImage
 
 # One entry per supported pipeline class. A new family is a file beside qwen_image.py and an import here.
-FAMILIES: dict[str, type[Backbone]] = {
-    name: family for family in (QwenImage,) for name in family.pipeline_classes
-}
+FAMILIES: dict[str, type[Backbone]] = {name: family for family in (QwenImage,) for name in family.pipeline_classes}
 
 
 def load_backbone(

@@ -22,9 +22,7 @@ class SingleFrameCausalConv3d(QwenImageCausalConv3d):
         alone = cache_x is None and x.shape[2] == 1 and frames_before == self.kernel_size[0] - 1
         if not alone or left != right or top != bottom:
             return super().forward(x, cache_x)
-        frame = F.conv2d(
-            x.squeeze(2), self.weight[:, :, -1], self.bias, stride=self.stride[1:], padding=(top, left)
-        )
+        frame = F.conv2d(x.squeeze(2), self.weight[:, :, -1], self.bias, stride=self.stride[1:], padding=(top, left))
         return frame.unsqueeze(2)
 
 

@@ -1,5 +1,6 @@
 """Judges: from an image and the facts asked of it to scores and evidence."""
 
 from cast_rl.judges.base import Judge, Judgement
+from cast_rl.judges.load import load_judge
 
-__all__ = ["Judge", "Judgement"]
+__all__ = ["Judge", "Judgement", "load_judge"]

@@ -1,1 +1,20 @@
 """A world small enough for two CPU cores, in the production classes: scenes, an exact oracle, a tiny generator."""
+
+from cast_rl.miniature.assemble import WEIGHTS
+from cast_rl.miniature.oracle import Oracle
+from cast_rl.miniature.vocabulary import sample_graphs
+from cast_rl.prompts import PromptSet
+
+GENERATOR = WEIGHTS / "generator"
+GUIDANCE = 2.0  # the guidance at which the shipped generator follows prompts best
+STEPS = 10
+
+__all__ = ["GENERATOR", "GUIDANCE", "STEPS", "Oracle", "miniature_prompts"]
+
+
+def miniature_prompts(n: int, seed: int, *, held_out: bool) -> PromptSet:
+    """``n`` different prompts of two and three groups of objects, as hard in training as in evaluation.
+
+    Held-out prompts contain a pair of kinds that neither the generator's training nor the other split has seen.
+    """
+    return PromptSet.from_graphs(sample_graphs(n, seed, held_out=held_out))

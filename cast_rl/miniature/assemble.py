@@ -28,7 +28,14 @@ TEMPLATE_WORDS = (
     "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of "
     "the objects and background:\n user\n assistant\n"
 )
-MARKERS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+MARKERS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
 
 
 def build_tokenizer() -> Qwen2Tokenizer:
@@ -36,7 +43,16 @@ def build_tokenizer() -> Qwen2Tokenizer:
     numbers = [number_word(n) for n in range(1, 11)]
     words = ["a", "an", "and", "the", "some", *COLORS, *SHAPES, *map(plural, SHAPES), *RELATIONS, *numbers]
     asked = "Are there any in the image? Is How many are objects Yes No yes no Answer in one word. Describe this image."
-    corpus = [TEMPLATE_WORDS, asked, " ".join(words), "system", "user", "assistant", *words, *(f" {w}," for w in words)]
+    corpus = [
+        TEMPLATE_WORDS,
+        asked,
+        " ".join(words),
+        "system",
+        "user",
+        "assistant",
+        *words,
+        *(f" {w}," for w in words),
+    ]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -71,7 +87,9 @@ def build_text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGen
     return model
 
 
-def build_vae(latents_mean: list[float] | None = None, latents_std: list[float] | None = None) -> AutoencoderKLQwenImage:
+def build_vae(
+    latents_mean: list[float] | None = None, latents_std: list[float] | None = None
+) -> AutoencoderKLQwenImage:
     """An autoencoder with two downsamplings: 4x4 pixels per latent cell, 8x8 per packed token."""
     return AutoencoderKLQwenImage(
         base_dim=12,

@@ -84,7 +84,7 @@ def _fit(cover: Tensor, x: Tensor, y: Tensor, area: Tensor) -> Tensor:
     """Best overlap of each patch with each shape: coverage ``(M, W, W)`` -> soft IoU ``(M, len(SHAPES))``.
 
     A shape is drawn, anti-aliased, with the patch's own area and centroid ``x, y (M,)`` (in the window's pixels), and
-    a little larger, smaller and aside. Soft IoU is the sum of minima over the sum of maxima.
+    a little larger and smaller. Soft IoU is the sum of minima over the sum of maxima.
     """
     areas, below = _moments()
     axis = torch.arange(cover.shape[-1]) + 0.5
@@ -93,12 +93,11 @@ def _fit(cover: Tensor, x: Tensor, y: Tensor, area: Tensor) -> Tensor:
     for s, outline in enumerate(OUTLINES):
         for scale in (0.95, 1.0, 1.06):
             r = (area / areas[s]).sqrt() * scale
-            for ox, oy in ((0, 0), (0.3, 0), (-0.3, 0), (0, 0.3), (0, -0.3)):
-                dx = axis[None, None, :] - (x + ox)[:, None, None]
-                dy = axis[None, :, None] - (y + oy - below[s] * r)[:, None, None]
-                drawn = (0.5 - outline(dx, dy, r[:, None, None])).clamp(0, 1).flatten(1)
-                both = torch.minimum(drawn, cover).sum(1)
-                best[:, s] = torch.maximum(best[:, s], both / (drawn.sum(1) + area - both))
+            dx = axis[None, None, :] - x[:, None, None]
+            dy = axis[None, :, None] - (y - below[s] * r)[:, None, None]
+            drawn = (0.5 - outline(dx, dy, r[:, None, None])).clamp(0, 1).flatten(1)
+            both = torch.minimum(drawn, cover).sum(1)
+            best[:, s] = torch.maximum(best[:, s], both / (drawn.sum(1) + area - both))
     return best
 
 
@@ -149,7 +148,9 @@ def parse(images: Tensor) -> list[list[Found]]:
     for plane, mask in patches:
         b, c = divmod(plane, len(COLORS))
         middle = np.argwhere(mask).mean(0) + 0.5
-        corner = tuple(int(np.clip(round(m - WINDOW / 2), 0, s - WINDOW)) for m, s in zip(middle, mask.shape, strict=True))
+        corner = tuple(
+            int(np.clip(round(m - WINDOW / 2), 0, s - WINDOW)) for m, s in zip(middle, mask.shape, strict=True)
+        )
         corners.append(corner)
         cover.append(_coverage(images[b], c, mask, corner))
     cover = torch.stack(cover)  # (M, W, W)

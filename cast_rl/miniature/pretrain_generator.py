@@ -7,10 +7,11 @@ import random
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torchrl.checkpoint import Checkpoint, GlobalRNGState
+from torchrl.checkpoint import Checkpoint
 from tqdm import tqdm
 
 from cast_rl.backbones.single_frame import single_frame_vae
@@ -102,7 +103,9 @@ def split_parameters(model: Generator) -> tuple[list[Tensor], list[Tensor]]:
     """Matrices inside the transformer's blocks, for Muon, and everything else that is trained, for AdamW."""
     model.text_encoder.model.visual.requires_grad_(False)
     inside = {
-        p for n, p in model.transformer.named_parameters() if "transformer_blocks" in n and p.ndim == 2 and "_mod" not in n
+        p
+        for n, p in model.transformer.named_parameters()
+        if "transformer_blocks" in n and p.ndim == 2 and "_mod" not in n
     }
     rest = [p for p in model.parameters() if p.requires_grad and p not in inside]
     return [p for p in model.parameters() if p in inside], rest
@@ -117,8 +120,28 @@ def flow_loss(model: Generator, x0: Tensor, ids: Tensor, mask: Tensor) -> Tensor
     return (model(x, sigma, ids, mask) - (eps - x0)).pow(2).mean()
 
 
-def train_generator(vae: AutoencoderKLQwenImage, folder: Path, steps: int = 10_000, save_every: int = 500) -> QwenImagePipeline:
-    """Train, or go on training, the generator; checkpoints live in ``folder``. Returns the averaged weights' pipeline."""
+def average_over_processes(parameters: list[Tensor]) -> None:
+    """Average gradients over the processes of a group, in one message; nothing to do for a single process."""
+    if not dist.is_initialized():
+        return
+    grads = [p.grad for p in parameters if p.grad is not None]
+    flat = torch._utils._flatten_dense_tensors(grads)
+    dist.all_reduce(flat)
+    for grad, mean in zip(
+        grads, torch._utils._unflatten_dense_tensors(flat / dist.get_world_size(), grads), strict=True
+    ):
+        grad.copy_(mean)
+
+
+def train_generator(
+    vae: AutoencoderKLQwenImage, folder: Path, steps: int = 6_000, save_every: int = 250
+) -> QwenImagePipeline:
+    """Train, or go on training, the generator; checkpoints live in ``folder``. Returns the averaged weights' pipeline.
+
+    In a ``torchrun`` group each process takes its share of every batch. Randomness is a function of the step, so that
+    a resumed run repeats what an uninterrupted one does.
+    """
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
     pipe = assemble(single_frame_vae(vae).eval(), build_text_encoder(tokenizer), tokenizer, build_transformer())
@@ -130,22 +153,31 @@ def train_generator(vae: AutoencoderKLQwenImage, folder: Path, steps: int = 10_0
     adam = torch.optim.AdamW(rest, ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     empty_ids, empty_mask = (t[0] for t in tokenize(pipe, [" "]))
     progress = {"step": 0}
-    checkpoint = Checkpoint(
-        model=model, average=average, muon=muon, adam=adam, rng=GlobalRNGState(), progress=progress
-    )
+    checkpoint = Checkpoint(model=model, average=average, muon=muon, adam=adam, progress=progress)
     if (folder / "generator").exists():
         checkpoint.load(folder / "generator")
-    bar = tqdm(range(progress["step"], steps), initial=progress["step"], total=steps, desc="generator", mininterval=10)
+    bar = tqdm(
+        range(progress["step"], steps),
+        initial=progress["step"],
+        total=steps,
+        desc="generator",
+        mininterval=10,
+        disable=rank > 0,
+    )
     shown = None
     for step in bar:
+        torch.manual_seed(step * world + rank)
         epoch, at = divmod(step * BATCH, len(data["ids"]) // BATCH * BATCH)
-        rows = torch.randperm(len(data["ids"]), generator=torch.Generator().manual_seed(epoch))[at : at + BATCH]
+        rows = torch.randperm(len(data["ids"]), generator=torch.Generator().manual_seed(epoch))[at : at + BATCH][
+            rank::world
+        ]
         ids, mask = data["ids"][rows].long(), data["mask"][rows]
         drop = torch.rand(len(rows)) < DROP_CAPTION
         ids[drop, : len(empty_ids)], mask[drop] = empty_ids, torch.arange(mask.shape[1]) < len(empty_ids)
         length = int(mask.sum(1).max())
         loss = flow_loss(model, data["latents"][rows].float(), ids[:, :length], mask[:, :length])
         loss.backward()
+        average_over_processes(matrices + rest)
         nn.utils.clip_grad_norm_(rest, 1.0)
         for optimizer, base in ((muon, MUON_RATE), (adam, ADAM_RATE)):
             for group in optimizer.param_groups:
@@ -157,7 +189,7 @@ def train_generator(vae: AutoencoderKLQwenImage, folder: Path, steps: int = 10_0
             torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
         shown = loss.item() if shown is None else 0.98 * shown + 0.02 * loss.item()
         bar.set_postfix(loss=f"{shown:.4f}", refresh=False)
-        if (step + 1) % save_every == 0 or step + 1 == steps:
+        if rank == 0 and ((step + 1) % save_every == 0 or step + 1 == steps):
             progress["step"] = step + 1
             checkpoint.save(folder / "generator")
     return assemble(vae, average.text_encoder, tokenizer, average.transformer)

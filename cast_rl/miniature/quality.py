@@ -9,18 +9,22 @@ import torch
 from diffusers import QwenImagePipeline
 from torch import Tensor
 
+from cast_rl.miniature import GUIDANCE, STEPS
 from cast_rl.miniature.oracle import check, parse, unrequested
 from cast_rl.miniature.render import SIZE
 from cast_rl.miniature.vocabulary import difficulty
 from cast_rl.scene_graph import SceneGraph
 
-STEPS = 10
-GUIDANCE = 2.0
-
 
 @torch.no_grad()
 def generate(
-    pipe: QwenImagePipeline, texts: Sequence[str], seed: int, *, steps: int = STEPS, guidance: float = GUIDANCE, batch: int = 100
+    pipe: QwenImagePipeline,
+    texts: Sequence[str],
+    seed: int,
+    *,
+    steps: int = STEPS,
+    guidance: float = GUIDANCE,
+    batch: int = 100,
 ) -> Tensor:
     """The pipeline's own images ``(N, 3, S, S)`` in [0, 1]; image i starts from the noise of seed ``seed + i``."""
     images = []

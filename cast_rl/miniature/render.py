@@ -20,7 +20,14 @@ BORDER = 6.8  # no centre nearer to an edge
 GAP = 2.2  # least distance between two outlines, so that they stay apart after blurring
 BETWEEN = 4.0  # least distance of a related object's centre from the line that separates the groups
 RGB = torch.tensor(
-    [[0.90, 0.10, 0.10], [0.10, 0.75, 0.15], [0.12, 0.25, 0.95], [0.95, 0.90, 0.10], [0.62, 0.12, 0.85], [1.0, 0.50, 0.05]]
+    [
+        [0.90, 0.10, 0.10],
+        [0.10, 0.75, 0.15],
+        [0.12, 0.25, 0.95],
+        [0.95, 0.90, 0.10],
+        [0.62, 0.12, 0.85],
+        [1.0, 0.50, 0.05],
+    ]
 )
 EXTENT = 1.22  # furthest point of any shape's outline from its centre, in radii (roughly)
 

@@ -49,14 +49,13 @@ def sample_graph(rng: random.Random, groups: Sequence[float] = TRAIN_GROUPS, rel
         )
 
 
-def sample_graphs(n: int, seed: int, *, held_out: bool, groups: Sequence[float] | None = None) -> list[SceneGraph]:
+def sample_graphs(n: int, seed: int, *, held_out: bool, groups: Sequence[float] = TEST_GROUPS) -> list[SceneGraph]:
     """``n`` scene graphs without duplicates, all held out or none.
 
     Raises:
         ValueError: so few graphs exist that ``n`` different ones were not found.
     """
     rng = random.Random(seed)
-    groups = groups or (TEST_GROUPS if held_out else TRAIN_GROUPS)
     found: dict[SceneGraph, None] = {}
     for _ in range(200 * n + 1000):
         graph = sample_graph(rng, groups)

@@ -28,11 +28,7 @@ class Fixed:
     def __call__(self, images, atoms):
         n = len(images)
         scores = self.scores.repeat(n, 1)
-        mask = (
-            torch.ones_like(scores, dtype=torch.bool)
-            if self.mask is None
-            else torch.tensor(self.mask).repeat(n, 1)
-        )
+        mask = torch.ones_like(scores, dtype=torch.bool) if self.mask is None else torch.tensor(self.mask).repeat(n, 1)
         evidence = None if self.evidence is None else self.evidence.repeat(n, 1, 1, 1)
         return SimpleNamespace(scores=scores, mask=mask, evidence=evidence)
 

@@ -116,9 +116,7 @@ def test_a_collector_sees_new_weights():
     backbone = ToyBackbone()
     env = toy_env(backbone, transition="ode")
     policy = toy_policy(backbone, transition="ode")
-    collector = Collector(
-        env, policy, frames_per_batch=32, total_frames=64, auto_register_policy_transforms=False
-    )
+    collector = Collector(env, policy, frames_per_batch=32, total_frames=64, auto_register_policy_transforms=False)
     for data in collector:
         expected = ode_images(backbone, data["latent"][:, 0], data["prompt_id"][:, 0])
         torch.testing.assert_close(data["next", "pixels"][:, -1], expected, rtol=0, atol=1e-5)
@@ -265,9 +263,7 @@ def test_what_cannot_work_is_named(options, message):
 
 
 def test_wrong_shapes_of_the_callables_are_named():
-    env = DenoisingEnv(
-        **plain_options() | {"initial_latents": lambda seeds: torch.zeros(len(seeds), 1, 4, 4)}
-    )
+    env = DenoisingEnv(**plain_options() | {"initial_latents": lambda seeds: torch.zeros(len(seeds), 1, 4, 4)})
     with pytest.raises(ValueError, match=r"\(4, 1, 4, 4\), expected \(4, 3, 4, 4\)"):
         env.reset()
     env = DenoisingEnv(**plain_options() | {"image_shape": (3, 16, 16)})

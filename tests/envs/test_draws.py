@@ -54,9 +54,7 @@ def test_arguments_out_of_range_are_named(options, message):
 
 
 def test_latent_seeds_are_distinct_over_rows_iterations_and_ranks():
-    seeds = [
-        s for i in range(3) for r in range(2) for s in draw_latent_seeds(2, 4, seed=0, iteration=i, rank=r)
-    ]
+    seeds = [s for i in range(3) for r in range(2) for s in draw_latent_seeds(2, 4, seed=0, iteration=i, rank=r)]
     assert len(set(seeds)) == 3 * 2 * 8
 
 

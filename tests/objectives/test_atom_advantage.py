@@ -70,9 +70,7 @@ def test_every_step_of_a_window_gets_its_trajectory_s_advantage():
     assert torch.equal(out["step_index"].reshape(8, 3), torch.arange(1, 4).expand(8, 3))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"uniform": 0.5}, {"map_cap": 1.5}, {"maps": "none"}, {"advantage": "scalar"}]
-)
+@pytest.mark.parametrize("options", [{}, {"uniform": 0.5}, {"map_cap": 1.5}, {"maps": "none"}, {"advantage": "scalar"}])
 def test_the_map_s_spatial_mean_is_the_scalar(data, options):
     out, _ = written(data, **options)
     torch.testing.assert_close(out["advantage_map"].mean((1, 2)), out["advantage"][:, 0], rtol=0, atol=1e-5)
@@ -85,9 +83,7 @@ def test_scalar_is_flow_grpo_s_advantage(data):
     reward = data["next", "reward"][:, -1, 0]
     for group in (slice(0, 4), slice(4, 8)):
         expected = (reward[group] - reward[group].mean()) / (reward[group].std(correction=0) + 1e-4)
-        torch.testing.assert_close(
-            out.reshape(8, 2)["advantage"][group, 0, 0], expected, rtol=1e-4, atol=1e-5
-        )
+        torch.testing.assert_close(out.reshape(8, 2)["advantage"][group, 0, 0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_flat_and_stacked_trajectories_agree(data):
@@ -151,9 +147,7 @@ def test_failures_leave_the_statistics(data):
         data["next", "atom_scores"][:4, -1], data["next", "atom_mask"][:4, -1], groups.new_zeros(4)
     )
     others = others[rest, 1:].sum(-1) / mask.sum(-1)
-    torch.testing.assert_close(
-        out.reshape(8, 2)["advantage"][rest, 0, 0], expected + others, rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(out.reshape(8, 2)["advantage"][rest, 0, 0], expected + others, rtol=1e-4, atol=1e-5)
 
 
 def test_statistics(data):

@@ -90,9 +90,7 @@ def test_one_ratio_per_sample_is_flow_grpo(setup):
     clipped = -advantages * torch.clamp(ratio, 1.0 - 1e-3, 1.0 + 1e-3)
     expected = torch.mean(torch.maximum(unclipped, clipped))
     torch.testing.assert_close(out["loss_objective"], expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(
-        gradient(out["loss_objective"], policy), gradient(expected, policy), rtol=0, atol=1e-6
-    )
+    torch.testing.assert_close(gradient(out["loss_objective"], policy), gradient(expected, policy), rtol=0, atol=1e-6)
     # With maps, each image's ratio weights its whole map.
     out = CASTLoss(policy, clip_epsilon=0.9, ratio="sample")(data)
     expected = -(ratio * data["advantage_map"].mean((1, 2))).mean()
@@ -143,9 +141,7 @@ def test_a_mask_per_position(setup):
             out = loss(data)
             log_ratio = policy.get_dist(data.copy()).log_prob(data["action"]) - data["action_log_prob"]
         if ratio == "sample":
-            log_ratio = torch.stack(
-                [row[valid].mean() for row, valid in zip(log_ratio, data["valid"], strict=True)]
-            )
+            log_ratio = torch.stack([row[valid].mean() for row, valid in zip(log_ratio, data["valid"], strict=True)])
             log_ratio = log_ratio.reshape(16, 1, 1).expand(16, *GRID)
         gain = (log_ratio.exp() * data["advantage_map"])[data["valid"]]
         torch.testing.assert_close(out["loss_objective"], -gain.mean(), rtol=0, atol=1e-5)

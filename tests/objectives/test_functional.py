@@ -57,9 +57,7 @@ def test_mean_and_std_are_repeated_over_the_group(data):
 def test_a_constant_score_is_exactly_zero(constant, size):
     scores = torch.full((size, 2), constant)
     scores[:, 1] = torch.linspace(0, 1, size)
-    advantage = group_relative_advantage(
-        scores, torch.ones(size, 2).bool(), torch.zeros(size, dtype=torch.long)
-    )
+    advantage = group_relative_advantage(scores, torch.ones(size, 2).bool(), torch.zeros(size, dtype=torch.long))
     assert (advantage[:, 0] == 0).all()
     assert (advantage[:, 1] != 0).any() == (size > 1)
 
@@ -112,6 +110,4 @@ def test_tempering_keeps_the_mean():
     assert (temper_evidence(evidence, uniform=1.0) == 1).all()
     torch.testing.assert_close(temper_evidence(evidence, uniform=0.25), 0.75 * evidence + 0.25)
     capped = evidence.clamp(max=2.0)
-    torch.testing.assert_close(
-        temper_evidence(evidence, map_cap=2.0), capped / capped.mean((-2, -1), keepdim=True)
-    )
+    torch.testing.assert_close(temper_evidence(evidence, map_cap=2.0), capped / capped.mean((-2, -1), keepdim=True))

@@ -1,0 +1,102 @@
+"""Held-out figures: one deterministic image per prompt, scored atom by atom."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from cast_rl.backbones.base import Backbone
+from cast_rl.judges.base import Judge
+from cast_rl.prompt_bank import PromptBank
+from cast_rl.prompts import Prompt
+from cast_rl.sampling import ode_rollout
+
+
+@dataclass
+class Evaluation:
+    """Images and scores of N prompts with at most K atoms each.
+
+    Args:
+        images: ``(N, 3, H, W)`` in [0, 1], on the CPU.
+        scores: ``(N, K)`` in [0, 1]; mask: ``(N, K)`` bool, False where there is no score.
+        prompts: the N prompts.
+    """
+
+    images: Tensor
+    scores: Tensor
+    mask: Tensor
+    prompts: Sequence[Prompt]
+
+    @property
+    def atom_means(self) -> Tensor:
+        """Mean atom score of each image, ``(N,)``; NaN for one without a score."""
+        return torch.where(self.mask, self.scores, torch.nan).nanmean(1)
+
+    @property
+    def all_correct(self) -> Tensor:
+        """Whether every atom of an image holds (score above one half), bool ``(N,)``; not without any score."""
+        return ((self.scores > 0.5) | ~self.mask).all(1) & self.mask.any(1)
+
+    def figures(self) -> dict[str, float]:
+        """``atom_score`` and ``all_correct`` with their standard errors over prompts, and the mean score per skill.
+
+        With a scene-level atom (the number of objects there are) among the atoms, ``all_correct`` is strict: an
+        unrequested object counts against it.
+        """
+        atom, correct = self.atom_means, self.all_correct.float()
+        atom = atom[atom.isfinite()]
+        skills: dict[str, list[float]] = defaultdict(list)
+        for prompt, scores, mask in zip(self.prompts, self.scores.tolist(), self.mask.tolist(), strict=True):
+            for atom_k, score, valid in zip(prompt.atoms, scores, mask, strict=False):
+                if valid:
+                    skills[atom_k.skill].append(score)
+        return {
+            "atom_score": atom.mean().item(),
+            "atom_score_se": (atom.std() / len(atom) ** 0.5).item(),
+            "all_correct": correct.mean().item(),
+            "all_correct_se": (correct.std() / len(correct) ** 0.5).item(),
+            **{f"skill_{name}": sum(s) / len(s) for name, s in sorted(skills.items())},
+        }
+
+
+@torch.no_grad()
+def evaluate(
+    backbone: Backbone,
+    judge: Judge,
+    prompts: Sequence[Prompt],
+    bank: PromptBank,
+    *,
+    height: int,
+    width: int,
+    steps: int,
+    seed: int = 0,
+    batch_size: int = 64,
+) -> Evaluation:
+    """Sample one image per prompt along the ODE and judge it; prompt i starts from the noise of seed ``seed + i``.
+
+    Args:
+        backbone: its weights as they are now.
+        judge: scores the images.
+        prompts: N prompts; ``bank`` holds their encodings in the same order.
+        height, width: pixels.
+        steps: denoising steps.
+        seed: of the noise. The same seed before and after training gives pairs of images to compare.
+        batch_size: images at a time.
+    """
+    images, scores, masks = [], [], []
+    K = max(len(p.atoms) for p in prompts)
+    for at in tqdm(range(0, len(prompts), batch_size), desc="evaluate", leave=False):
+        ids = torch.arange(at, min(at + batch_size, len(prompts)), device=backbone.device)
+        x = backbone.initial_latents([seed + i for i in ids.tolist()], height, width)
+        pixels = backbone.decode(ode_rollout(backbone, x, *bank(ids), steps=steps, height=height, width=width))
+        judged = judge(pixels, [prompts[i].atoms for i in ids.tolist()])
+        pad = (0, K - judged.scores.shape[1])
+        images.append(pixels.cpu())
+        scores.append(torch.nn.functional.pad(judged.scores.cpu(), pad))
+        masks.append(torch.nn.functional.pad(judged.mask.cpu() & judged.scores.cpu().isfinite(), pad))
+    return Evaluation(torch.cat(images), torch.cat(scores).nan_to_num(0.0), torch.cat(masks), prompts)

@@ -1,0 +1,62 @@
+"""Pictures of a run: the same prompts and noise before and after training, and the curve of the reward."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from cast_rl.evaluation import Evaluation
+
+GOOD, BAD = "#1a7f37", "#cf222e"
+
+
+def choose_examples(before: Evaluation, after: Evaluation, count: int) -> list[int]:
+    """Indices of ``count`` prompts in the proportions of the run: gained, lost, right in both, wrong in both.
+
+    Shares are rounded down and what is left goes to the largest class, so that the picture flatters nobody.
+    """
+    was, now = before.all_correct.tolist(), after.all_correct.tolist()
+    classes = [[i for i, pair in enumerate(zip(was, now, strict=True)) if pair == kind]
+               for kind in ((False, True), (True, False), (True, True), (False, False))]  # fmt: skip
+    take = [count * len(c) // len(was) for c in classes]
+    take[max(range(4), key=lambda k: len(classes[k]))] += count - sum(take)
+    return [i for c, n in zip(classes, take, strict=True) for i in c[:n]]
+
+
+def before_after(before: Evaluation, after: Evaluation, path: str | Path, count: int = 12, columns: int = 4) -> None:
+    """Write a PNG of pairs of images, the prompt above each; a green frame means that every fact holds."""
+    examples = choose_examples(before, after, min(count, len(before.prompts)))
+    rows = -(-len(examples) // columns)
+    figure = Figure(figsize=(columns * 3.3, rows * 2.15 + 0.7), layout="constrained")
+    figure.suptitle(
+        f"Before and after training, same prompts and noise (green frame: all facts hold).  All-correct "
+        f"{before.figures()['all_correct']:.1%} → {after.figures()['all_correct']:.1%} of {len(before.prompts)} "
+        f"held-out prompts,  atom score {before.figures()['atom_score']:.3f} → {after.figures()['atom_score']:.3f}",
+        fontsize=10,
+    )
+    cells = figure.subfigures(rows, columns, squeeze=False)
+    for cell, i in zip(cells.flat, examples, strict=False):
+        cell.suptitle(textwrap.fill(before.prompts[i].text, 44), fontsize=7.5)
+        for axes, run, name in zip(cell.subplots(1, 2), (before, after), ("before", "after"), strict=True):
+            axes.imshow(run.images[i].permute(1, 2, 0).numpy(), interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            axes.set_xlabel(f"{name} {run.atom_means[i]:.2f}", fontsize=7)
+            for spine in axes.spines.values():
+                spine.set(color=GOOD if run.all_correct[i] else BAD, linewidth=2.5)
+    figure.savefig(path, dpi=130)
+
+
+def learning_curve(rewards: Sequence[float], path: str | Path, smooth: int = 5) -> None:
+    """Write a PNG of the mean reward per iteration, with its running mean over ``smooth`` iterations."""
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(rewards, color="#8b949e", linewidth=0.8, label="iteration")
+    running = [sum(rewards[max(0, i - smooth + 1) : i + 1]) / min(i + 1, smooth) for i in range(len(rewards))]
+    axes.plot(running, color="#0969da", linewidth=1.8, label=f"mean of {smooth}")
+    axes.set(xlabel="iteration", ylabel="mean atom score of rollouts")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=130)
