@@ -17,6 +17,6 @@ def load_judge(source: str) -> Judge:
 
         return Oracle()
     raise ValueError(
-        f"unknown judge {source!r}; known: 'oracle', the exact judge of the miniature. Any callable with the protocol of "
-        "cast_rl.judges.Judge can be given to AtomRewardTransform in Python"
+        f"unknown judge {source!r}; known: 'oracle', the exact judge of the miniature. In Python any callable with "
+        "the protocol of cast_rl.judges.Judge can be given to AtomRewardTransform"
     )

@@ -161,10 +161,18 @@ def parse(images: Tensor) -> list[list[Found]]:
     for m, (plane, mask) in enumerate(patches):
         b, c = divmod(plane, len(COLORS))
         known = iou[m] >= MIN_IOU and AREA[0] <= area[m] <= AREA[1]
+        top, left = corners[m]
         out[b].append(
-            Found(SHAPES[shape[m]] if known else None, COLORS[c], float(x[m]) + corners[m][1], float(y[m]) + corners[m][0],
-                  float(area[m]), float(iou[m]), mask)
-        )  # fmt: skip
+            Found(
+                shape=SHAPES[shape[m]] if known else None,
+                color=COLORS[c],
+                x=float(x[m]) + left,
+                y=float(y[m]) + top,
+                area=float(area[m]),
+                iou=float(iou[m]),
+                mask=mask,
+            )
+        )
     return out
 
 
@@ -189,7 +197,8 @@ def check(atom: Atom, objects: Sequence[Found]) -> tuple[bool, list[Found]]:
     """
     if not atom.entities or any(e.noun not in SHAPES for e in atom.entities):
         raise ValueError(
-            f"the oracle only judges atoms of the miniature's scene graphs, got {atom.question!r}; use a VLM judge for others"
+            f"the oracle only judges atoms of the miniature's scene graphs, got {atom.question!r}; other atoms "
+            "need a vision-language judge"
         )
     entity = atom.entities[0]
     if atom.skill == "object":
@@ -227,7 +236,7 @@ class Oracle:
     """
 
     def __call__(self, images: Tensor, atoms: Sequence[Sequence[Atom]]) -> Judgement:
-        """``images (B, 3, S, S)`` in [0, 1], B lists of atoms -> scores and mask ``(B, K)``, evidence ``(B, K, S, S)``."""
+        """Judge ``images (B, 3, S, S)`` in [0, 1]: scores and mask ``(B, K)``, evidence ``(B, K, S, S)``."""
         if len(atoms) != len(images):
             raise ValueError(f"got {len(images)} images but atoms for {len(atoms)}")
         B, K, S = len(images), max((len(a) for a in atoms), default=0), images.shape[-1]

@@ -123,5 +123,5 @@ def test_bad_input_is_refused(images):
         Oracle()(images[:2], [GRAPHS[0].atoms()])
     with pytest.raises(ValueError, match="parses images"):
         parse(images[0])
-    with pytest.raises(ValueError, match="VLM judge"):
+    with pytest.raises(ValueError, match="vision-language judge"):
         check(SceneGraph((Entity("cat"),)).atoms()[0], [])

@@ -1,0 +1,64 @@
+"""The recipe from its command line: what it prints, logs, draws and saves."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from cast_rl.miniature import GENERATOR
+from cast_rl.miniature.quality import generate
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_cast.py"
+SMALL = [
+    "iterations=2",
+    "prompts.train=20",
+    "prompts.held_out=8",
+    "rollout.prompts_per_iteration=2",
+    "rollout.group_size=4",
+    "optim.batch_size=8",
+    "log.pictures=4",
+]
+
+
+def train(folder: Path, *overrides: str, expect: int = 0) -> str:
+    command = [sys.executable, str(SCRIPT), *SMALL, f"hydra.run.dir={folder}", *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, env=None, timeout=300)
+    assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_lora_run_leaves_figures_pictures_logs_and_a_loadable_lora(tmp_path):
+    out = train(tmp_path, "model.lora_rank=4", "model.lora_alpha=8", "optim.learning_rate=0.01", "loss.kl_coeff=0.1")
+    assert "held-out" in out and "atom_score" in out
+    report = json.loads((tmp_path / "held_out.json").read_text())
+    assert set(report) == {"before", "after"} and 0 <= report["after"]["all_correct"] <= 1
+    for name in ("before_after.png", "reward.png"):
+        assert min(Image.open(tmp_path / name).size) > 200
+    rewards = list(csv.reader(next(tmp_path.rglob("reward.csv")).open()))
+    assert len(rewards) == 2 and all(0 <= float(row[1]) <= 1 for row in rewards)
+
+    pipe = DiffusionPipeline.from_pretrained(GENERATOR, torch_dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    plain = generate(pipe, ["two red circles"], seed=0)
+    pipe.load_lora_weights(tmp_path / "lora")
+    assert (generate(pipe, ["two red circles"], seed=0) - plain).abs().max() > 1e-3
+
+
+@pytest.mark.slow
+def test_flow_grpo_ablation_trains_all_weights_and_saves_a_pipeline(tmp_path):
+    train(tmp_path, "loss.maps=none", "advantage=scalar", "loss.ratio=sample", "rollout.transition=dance_sde")
+    before = DiffusionPipeline.from_pretrained(GENERATOR, torch_dtype=torch.float32).transformer.state_dict()
+    after = DiffusionPipeline.from_pretrained(tmp_path / "pipeline").transformer.state_dict()
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert len(moved) > len(before) / 2 and all(v.isfinite().all() for v in after.values())
+
+
+def test_a_misspelt_key_is_named(tmp_path):
+    assert "clip_epsilonn" in train(tmp_path, "loss.clip_epsilonn=0.1", expect=1)

@@ -1,0 +1,68 @@
+"""The miniature's prompts and pictures."""
+
+import random
+from itertools import combinations
+
+import pytest
+import torch
+
+from cast_rl.miniature import miniature_prompts
+from cast_rl.miniature.captions import caption
+from cast_rl.miniature.pretrain_generator import training_graphs
+from cast_rl.miniature.render import GAP, SIZE, layouts, render, render_graphs
+from cast_rl.miniature.vocabulary import MAX_OBJECTS, is_held_out, sample_graph, sample_graphs
+from cast_rl.scene_graph import Entity, SceneGraph
+
+
+def kind_pairs(graph):
+    return set(combinations(sorted(f"{e.attributes[0]} {e.noun}" for e in graph.entities), 2))
+
+
+def test_held_out_pairs_never_occur_in_training():
+    held_out = sample_graphs(500, 1, held_out=True)
+    seen = set().union(*map(kind_pairs, training_graphs(5000, random.Random(0))))
+    seen |= set().union(*map(kind_pairs, sample_graphs(2000, 2, held_out=False)))
+    assert all(kind_pairs(g) - seen for g in held_out), "every held-out prompt has a pair of kinds never trained on"
+
+
+def test_prompts_are_different_and_a_function_of_the_seed():
+    one, again, other = (miniature_prompts(300, seed, held_out=True) for seed in (0, 0, 1))
+    assert one.texts == again.texts != other.texts
+    assert len(set(one.texts)) == 300
+    with pytest.raises(ValueError, match="ask for fewer"):
+        sample_graphs(2000, 0, held_out=False, groups=(1, 0, 0))
+
+
+def test_rendered_relations_hold_and_outlines_keep_apart():
+    graphs = sample_graphs(300, 3, held_out=False)
+    layout = layouts(graphs, torch.Generator().manual_seed(0))
+    assert layout.ok.all()
+    for b, graph in enumerate(graphs):
+        xy = layout.xy[b, layout.present[b]]
+        assert len(xy) == sum(e.count for e in graph.entities) <= MAX_OBJECTS
+        assert ((xy > 0) & (xy < SIZE)).all()
+        distance = torch.cdist(xy, xy) + 1e3 * torch.eye(len(xy))
+        assert distance.min() > 2 * layout.radius[b].min() + GAP / 2
+        for r in graph.relations:
+            axis, sign = {"left of": (0, 1), "right of": (0, -1), "above": (1, 1), "below": (1, -1)}[r.predicate]
+            a, c = (layout.xy[b, layout.present[b] & (layout.group[b] == g), axis] for g in (r.subject, r.object))
+            assert (sign * (c[None] - a[:, None]) > 0).all()
+
+
+def test_rendering_is_a_function_of_the_seed_and_stays_in_range():
+    graphs = sample_graphs(20, 4, held_out=False)
+    assert torch.equal(render_graphs(graphs, 7), render_graphs(graphs, 7))
+    image, coverage = render(layouts(graphs, torch.Generator().manual_seed(7)), torch.Generator().manual_seed(8))
+    assert image.min() >= 0 and image.max() <= 1 and coverage.max() <= 1
+
+
+def test_too_many_objects_are_refused():
+    with pytest.raises(ValueError, match="at most 6 objects"):
+        render_graphs([SceneGraph((Entity("circle", 7, ("red",)),))], 0)
+
+
+def test_captions_are_sloppy_now_and_then():
+    rng = random.Random(0)
+    graphs = [sample_graph(rng) for _ in range(2000)]
+    same = sum(caption(g, rng) == g.render()[0] for g in graphs) / len(graphs)
+    assert 0.4 < same < 0.9, "most captions are right, some are not"
