@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -120,6 +122,17 @@ def flow_loss(model: Generator, x0: Tensor, ids: Tensor, mask: Tensor) -> Tensor
     return (model(x, sigma, ids, mask) - (eps - x0)).pow(2).mean()
 
 
+@contextmanager
+def rank_zero_first() -> Iterator[None]:
+    """Inside, the first process goes ahead and the others follow, to find on disk what it made."""
+    grouped = dist.is_initialized()
+    if grouped and dist.get_rank() > 0:
+        dist.barrier()
+    yield
+    if grouped and dist.get_rank() == 0:
+        dist.barrier()
+
+
 def average_over_processes(parameters: list[Tensor]) -> None:
     """Average gradients over the processes of a group, in one message; nothing to do for a single process."""
     if not dist.is_initialized():
@@ -145,7 +158,8 @@ def train_generator(
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
     pipe = assemble(single_frame_vae(vae).eval(), build_text_encoder(tokenizer), tokenizer, build_transformer())
-    data = training_set(pipe, folder)
+    with rank_zero_first():
+        data = training_set(pipe, folder)
     model = Generator(pipe).train()
     average = copy.deepcopy(model).eval().requires_grad_(False)
     matrices, rest = split_parameters(model)
