@@ -1,7 +1,7 @@
 """Fine-tune a text-to-image pipeline with CAST.
 
-    python examples/train_cast.py                                     # the miniature, two CPU cores
-    python examples/train_cast.py loss.maps=none advantage=scalar     # the same with Flow-GRPO's objective
+    - ``python examples/train_cast.py`` trains the miniature on two CPU cores;
+- ``python examples/train_cast.py loss.maps=none advantage=scalar`` does it with Flow-GRPO's objective.
 
 Every setting is in ``config/train_cast.yaml``. Results land in ``runs/train_cast/<time>``.
 """
@@ -72,7 +72,14 @@ def main(cfg: DictConfig) -> None:
     env = TransformedEnv(base_env, AtomRewardTransform(judge, train, grid=base_env.latent_shape[1:]))
     policy = make_policy(backbone, bank, base_env.sigmas, **noise)
     frames = base_env.batch_size[0] * base_env.episode_length
-    collector = Collector(env, policy, frames_per_batch=frames, total_frames=frames * cfg.iterations, device=cfg.device)
+    collector = Collector(
+        env,
+        policy,
+        frames_per_batch=frames,
+        total_frames=frames * cfg.iterations,
+        device=cfg.device,
+        auto_register_policy_transforms=False,
+    )
 
     # On the way into the buffer trajectories become window steps with advantages.
     advantage = AtomAdvantage(
