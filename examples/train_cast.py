@@ -1,6 +1,6 @@
 """Fine-tune a text-to-image pipeline with CAST.
 
-    - ``python examples/train_cast.py`` trains the miniature on two CPU cores;
+- ``python examples/train_cast.py`` trains the miniature on two CPU cores;
 - ``python examples/train_cast.py loss.maps=none advantage=scalar`` does it with Flow-GRPO's objective.
 
 Every setting is in ``config/train_cast.yaml``. Results land in ``runs/train_cast/<time>``.
