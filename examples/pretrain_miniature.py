@@ -50,7 +50,7 @@ def check(args: argparse.Namespace) -> None:
     images = generate(pipe, [g.render()[0] for g in graphs], seed=args.seed)
     report = measure(graphs, images)
     if not args.quick:
-        report |= fairness(pipe, graphs, args.seed)
+        report |= fairness(pipe, graphs, args.seed, report["all_correct"])
     print(json.dumps(report | {"seconds": round(time.monotonic() - start, 1)}))
 
 

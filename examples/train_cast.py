@@ -52,7 +52,7 @@ def main(cfg: DictConfig) -> None:
 
     # Prompts are encoded once; from here on a prompt is an integer.
     train = miniature_prompts(cfg.prompts.train, seed=1000 + cfg.seed, held_out=False)
-    held_out = miniature_prompts(cfg.prompts.held_out, seed=0, held_out=True)
+    held_out = miniature_prompts(cfg.prompts.held_out, seed=cfg.prompts.held_out_seed, held_out=True)
     bank = PromptBank.encode(backbone, train.texts, cfg.model.negative_prompt)
     held_out_bank = PromptBank.encode(backbone, held_out.texts, cfg.model.negative_prompt)
     print(f"{len(train)} training prompts such as {train[0].text!r}; {len(held_out)} held out")

@@ -77,15 +77,16 @@ def measure(graphs: Sequence[SceneGraph], images: Tensor) -> dict[str, float]:
     }
 
 
-def fairness(pipe: QwenImagePipeline, graphs: Sequence[SceneGraph], seed: int, group: int = 16, hard: int = 40) -> dict:
+def fairness(
+    pipe: QwenImagePipeline, graphs: Sequence[SceneGraph], seed: int, base: float, group: int = 16, hard: int = 40
+) -> dict[str, float]:
     """Whether the generator is a fair test of credit assignment: what a global move gains, and what varies.
 
-    ``more_guidance`` and ``more_steps``: gain in ``all_correct`` at 1.5 times the guidance and at twice the steps, on
-    the same prompts and noise; ``varied``: share of the atoms of ``hard`` hard prompts that hold in some and fail in
+    ``more_guidance`` and ``more_steps``: gain in ``all_correct`` over ``base``, its value at the defaults, at 1.5 times
+    the guidance and at twice the steps, on the same prompts and noise; ``varied``: share of the atoms of ``hard`` hard prompts that hold in some and fail in
     others of ``group`` images.
     """
     texts = [g.render()[0] for g in graphs]
-    base = measure(graphs, generate(pipe, texts, seed))["all_correct"]
     guided = measure(graphs, generate(pipe, texts, seed, guidance=1.5 * GUIDANCE))["all_correct"]
     longer = measure(graphs, generate(pipe, texts, seed, steps=2 * STEPS))["all_correct"]
     ordered = sorted(graphs, key=difficulty)[-(len(graphs) // 3) :]
