@@ -47,8 +47,8 @@ def generate(
 def measure(graphs: Sequence[SceneGraph], images: Tensor) -> dict[str, float]:
     """Shares over N prompts with one image each.
 
-    ``all_correct``: every requested fact holds; ``strict``: and there is no unrequested object; ``hard``: strict, on
-    the third of the prompts with most facts; ``atoms``: mean atom score, the scene's included; ``crisp``: patches that
+    ``all_correct``: every requested fact holds; ``strict``: and there is no unrequested object; ``hard``: all correct,
+    on the third of the prompts with most facts; ``atoms``: mean atom score, the scene's included; ``crisp``: patches that
     are clean known shapes; and one entry per skill.
     """
     correct, strict, atom_mean, clean, patches = [], [], [], 0, 0
@@ -65,11 +65,14 @@ def measure(graphs: Sequence[SceneGraph], images: Tensor) -> dict[str, float]:
         patches += len(objects)
     order = sorted(range(len(graphs)), key=lambda i: difficulty(graphs[i]))
     hard = order[len(order) - len(order) // 3 :]
-    share = lambda flags: round(sum(flags) / max(len(flags), 1), 4)  # noqa: E731
+
+    def share(flags: Sequence[float]) -> float:
+        return round(sum(flags) / max(len(flags), 1), 4)
+
     return {
         "all_correct": share(correct),
         "strict": share(strict),
-        "hard": share([strict[i] for i in hard]),
+        "hard": share([correct[i] for i in hard]),
         "atoms": share(atom_mean),
         "crisp": round(clean / max(patches, 1), 4),
         **{skill: share(flags) for skill, flags in sorted(skills.items())},
@@ -82,9 +85,9 @@ def fairness(
 ) -> dict[str, float]:
     """Whether the generator is a fair test of credit assignment: what a global move gains, and what varies.
 
-    ``more_guidance`` and ``more_steps``: gain in ``all_correct`` over ``base``, its value at the defaults, at 1.5 times
-    the guidance and at twice the steps, on the same prompts and noise; ``varied``: share of the atoms of ``hard`` hard prompts that hold in some and fail in
-    others of ``group`` images.
+    ``more_guidance`` and ``more_steps``: gain in ``all_correct`` over ``base``, its value at the defaults, at 1.5
+    times the guidance and at twice the steps, on the same prompts and noise; ``varied``: share of the atoms of
+    ``hard`` hard prompts that hold in some and fail in others of ``group`` images.
     """
     texts = [g.render()[0] for g in graphs]
     guided = measure(graphs, generate(pipe, texts, seed, guidance=1.5 * GUIDANCE))["all_correct"]
