@@ -48,8 +48,8 @@ def measure(graphs: Sequence[SceneGraph], images: Tensor) -> dict[str, float]:
     """Shares over N prompts with one image each.
 
     ``all_correct``: every requested fact holds; ``strict``: and there is no unrequested object; ``hard``: all correct,
-    on the third of the prompts with most facts; ``atoms``: mean atom score, the scene's included; ``crisp``: patches that
-    are clean known shapes; and one entry per skill.
+    on the third of the prompts with most facts; ``atoms``: mean atom score, the scene's included; ``crisp``: share of
+    the patches that are clean known shapes; and one entry per skill.
     """
     correct, strict, atom_mean, clean, patches = [], [], [], 0, 0
     skills: dict[str, list[bool]] = defaultdict(list)
