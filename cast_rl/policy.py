@@ -12,7 +12,7 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 
-from cast_rl.transitions import FlowTransition, Kind, check_kind, ode_step, transition_mean_std
+from cast_rl.transitions import FlowTransition, Kind, check_kind, ode_step, transition_mean_std, usable_steps
 
 
 class VelocityModel(Protocol):
@@ -45,6 +45,9 @@ class DenoisingNet(nn.Module):
         # `.to(bfloat16)` round them.
         self._backbone = backbone
         self._sigmas = sigmas.detach().clone().to(torch.float32)
+        usable = usable_steps(transition, self._sigmas, a)
+        # Without noise to inject, any step may lie inside the window.
+        self._usable = torch.ones_like(usable) if transition == "ode" or a == 0 else usable
 
     def __deepcopy__(self, memo: dict) -> "DenoisingNet":
         """Copies the transformer; the rest of the pipeline (text encoder, VAE) stays frozen and is shared."""
@@ -66,7 +69,8 @@ class DenoisingNet(nn.Module):
                 ``step_index + 1``; outside, the ODE is integrated from one to the other, without gradient.
 
         Raises:
-            ValueError: if a row inside the window spans other than one step, or an index leaves the schedule.
+            ValueError: if a row inside the window spans other than one step, or takes one that this transition must
+                not take (`cast_rl.transitions.usable_steps`), or an index leaves the schedule.
         """
         lead = latent.shape[:-3]
         x = latent.reshape(-1, *latent.shape[-3:]).float()
@@ -114,15 +118,18 @@ class DenoisingNet(nn.Module):
         steps = len(self._sigmas) - 1
         outside = (step < 0) | (stop < step) | (stop > steps)
         wide = window & (stop != step + 1)
+        self._usable = self._usable.to(step.device)
+        noisy = window & ~self._usable[step.clamp(0, steps - 1)]
         for bad, rule in (
             (outside, f"0 <= step_index <= next_index <= {steps}"),
             (wide, "next_index = step_index + 1 inside the window"),
+            (noisy, f"a step that {self.kind} with a={self.a} may take inside the window"),
         ):
             if bad.any():
                 row = int(bad.nonzero()[0])
                 raise ValueError(
                     f"row {row} has step_index {int(step[row])}, next_index {int(stop[row])}; the policy "
-                    f"needs {rule}. Was the environment built for another schedule?"
+                    f"needs {rule}. Was the environment built for another schedule or transition?"
                 )
 
 

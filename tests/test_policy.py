@@ -185,6 +185,17 @@ def test_impossible_indices_are_named(step, stop, window):
         toy_policy(ToyBackbone())(batch([0, step], [1, stop], [0, window]))
 
 
+def test_the_policy_refuses_steps_that_its_own_transition_must_not_take():
+    """The environment gates its windows for the transition it was told, which may be another one."""
+    last = batch([1, 5], [2, 6], [1, 1])
+    with pytest.raises(ValueError, match=r"row 1 has step_index 5, .* flow_sde with a=0.7 may take"):
+        toy_policy(ToyBackbone(), transition="flow_sde", a=0.7)(last.copy())
+    for options in ({"transition": "ode"}, {"transition": "flow_sde", "a": 0.0}):
+        assert toy_policy(ToyBackbone(), **options)(last.copy())["action"].isfinite().all()
+    with pytest.raises(ValueError, match="step_index 5"):
+        copy.deepcopy(toy_policy(ToyBackbone()))(last.copy())
+
+
 def test_unknown_transition():
     with pytest.raises(ValueError, match="'sde'"):
         make_policy(ToyBackbone(), ToyBank(), torch.tensor([1.0, 0.0]), transition="sde")
