@@ -48,7 +48,7 @@ class CASTLoss(LossModule):
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
-        ValueError: for options out of range.
+        ValueError: for options out of range, an advantage of another shape, or a batch without a stochastic step.
         KeyError: if an entry is missing, with those that are there.
     """
 
@@ -132,6 +132,11 @@ class CASTLoss(LossModule):
         keys = self.tensor_keys
         self._check_keys(tensordict)
         dist = self._dist(tensordict)
+        if not dist.active.any():
+            raise ValueError(
+                "no row of the batch is a stochastic step, so there is no gradient to train on. Roll out with a "
+                "transition other than 'ode' and with a > 0, and write the data through AtomAdvantage"
+            )
         log_prob = dist.log_prob(tensordict.get(keys.action))
         mask = self._mask(tensordict, log_prob)
         # Selected, not multiplied: an infinite ratio in a masked row would turn its zero gradient into NaN.

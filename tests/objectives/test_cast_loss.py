@@ -244,3 +244,13 @@ def test_an_advantage_of_another_shape_is_refused(setup):
 def test_options_out_of_range_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         CASTLoss(toy_policy(ToyBackbone()), **options)
+
+
+@pytest.mark.parametrize("options", [{"transition": "ode"}, {"transition": "cps", "a": 0.0}])
+def test_a_policy_without_noise_cannot_be_trained(options):
+    backbone = ToyBackbone()
+    policy = toy_policy(backbone, **options)
+    with torch.no_grad():
+        data = AtomAdvantage().inv(toy_training_env(backbone, **options).rollout(10, policy))
+    with pytest.raises(ValueError, match="no row of the batch is a stochastic step"):
+        CASTLoss(policy)(data)
