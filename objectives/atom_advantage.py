@@ -46,7 +46,8 @@ class AtomAdvantage(Transform):
             from.
 
     Raises:
-        ValueError: for options out of range, keys that are missing, and data that are not whole trajectories.
+        ValueError: for options out of range, keys that are missing, data that are not whole trajectories, and groups
+            of more than one prompt.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class AtomAdvantage(Transform):
         final = steps[last]
         scores, groups = final["next", "atom_scores"], final["group_id"].reshape(-1)
         mask = final["next", "atom_mask"] & scores.isfinite()
+        _check_groups(groups, final.get("prompt_id", None))
 
         columns, valid = scores, mask
         if self.advantage == "scalar":
@@ -122,6 +124,7 @@ class AtomAdvantage(Transform):
     def _check_keys(self, tensordict: TensorDictBase) -> None:
         needed = [
             "group_id",
+            "latent",
             "in_window",
             "step_index",
             "next_index",
@@ -133,6 +136,20 @@ class AtomAdvantage(Transform):
         if missing:
             there = sorted(map(str, tensordict.keys(True, True)))
             raise ValueError(f"AtomAdvantage needs {missing}; there are {there}. Is AtomRewardTransform in place?")
+
+
+def _check_groups(groups: Tensor, prompt_id: Tensor | None) -> None:
+    """Refuses a group id that two prompts share, whose scores must not be compared; both ``(N,)``."""
+    if prompt_id is None:
+        return
+    pairs = torch.stack([groups, prompt_id.reshape(-1)], 1).unique(dim=0)
+    ids, prompts = pairs.unbind(1)
+    shared = ids[1:][ids[1:] == ids[:-1]]
+    if len(shared):
+        raise ValueError(
+            f"group {int(shared[0])} holds images of the prompts {prompts[ids == shared[0]].tolist()}. Environments "
+            "that write into one buffer must differ in rank, or their group ids collide"
+        )
 
 
 def _any_per_group(flags: Tensor, group: Tensor) -> Tensor:

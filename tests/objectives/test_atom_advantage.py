@@ -197,3 +197,14 @@ def test_options_out_of_range_are_named(options):
 def test_reading_does_nothing():
     td = TensorDict(a=torch.ones(2), batch_size=[2])
     assert AtomAdvantage()(td) is td
+
+
+def test_environments_of_one_rank_are_not_taken_for_one_group(data):
+    backbone = ToyBackbone()
+    with torch.no_grad():
+        other = toy_training_env(backbone, seed=1).rollout(10, toy_policy(backbone))
+        ranked = toy_training_env(backbone, rank=1, world_size=2).rollout(10, toy_policy(backbone))
+    with pytest.raises(ValueError, match=r"group 1 holds images of the prompts \[\d, \d\].* rank"):
+        written(torch.cat([data, other]))
+    first = toy_training_env(backbone, rank=0, world_size=2).rollout(10, toy_policy(backbone))
+    assert written(torch.cat([first, ranked]))[1].stats["groups"] == 4
