@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cast_rl.backbones.base import Backbone
-from cast_rl.judges.base import Judge
+from cast_rl.judges import Judge, ask
 from cast_rl.prompt_bank import PromptBank
 from cast_rl.prompts import Prompt
 from cast_rl.sampling import ode_rollout
@@ -87,16 +87,20 @@ def evaluate(
         steps: denoising steps.
         seed: of the noise. The same seed before and after training gives pairs of images to compare.
         batch_size: images at a time.
+
+    Raises:
+        ValueError: ``bank`` holds other prompts.
     """
+    if [p.text for p in prompts] != list(bank.texts):
+        raise ValueError(f"evaluate: the bank must encode these {len(prompts)} prompts, in this order; it holds others")
     images, scores, masks = [], [], []
     K = max(len(p.atoms) for p in prompts)
     for at in tqdm(range(0, len(prompts), batch_size), desc="evaluate", leave=False):
         ids = torch.arange(at, min(at + batch_size, len(prompts)), device=backbone.device)
         x = backbone.initial_latents([seed + i for i in ids.tolist()], height, width)
         pixels = backbone.decode(ode_rollout(backbone, x, *bank(ids), steps=steps, height=height, width=width))
-        judged = judge(pixels, [prompts[i].atoms for i in ids.tolist()])
-        pad = (0, K - judged.scores.shape[1])
+        judged = ask(judge, pixels, [prompts[i].atoms for i in ids.tolist()], K)
         images.append(pixels.cpu())
-        scores.append(torch.nn.functional.pad(judged.scores.cpu(), pad))
-        masks.append(torch.nn.functional.pad(judged.mask.cpu() & judged.scores.cpu().isfinite(), pad))
-    return Evaluation(torch.cat(images), torch.cat(scores).nan_to_num(0.0), torch.cat(masks), prompts)
+        scores.append(judged.scores.cpu())
+        masks.append(judged.mask.cpu())
+    return Evaluation(torch.cat(images), torch.cat(scores), torch.cat(masks), prompts)

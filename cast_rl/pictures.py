@@ -16,13 +16,15 @@ GOOD, BAD = "#1a7f37", "#cf222e"
 def choose_examples(before: Evaluation, after: Evaluation, count: int) -> list[int]:
     """Indices of ``count`` prompts in the proportions of the run: gained, lost, right in both, wrong in both.
 
-    Shares are rounded down and what is left goes to the largest class, so that the picture flatters nobody.
+    Shares are rounded by the largest remainder, so that the picture flatters nobody.
     """
     was, now = before.all_correct.tolist(), after.all_correct.tolist()
     classes = [[i for i, pair in enumerate(zip(was, now, strict=True)) if pair == kind]
                for kind in ((False, True), (True, False), (True, True), (False, False))]  # fmt: skip
     take = [count * len(c) // len(was) for c in classes]
-    take[max(range(4), key=lambda k: len(classes[k]))] += count - sum(take)
+    remainders = [count * len(c) % len(was) for c in classes]
+    for k in sorted(range(4), key=lambda k: -remainders[k])[: count - sum(take)]:
+        take[k] += 1
     return [i for c, n in zip(classes, take, strict=True) for i in c[:n]]
 
 

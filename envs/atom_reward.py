@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torchrl.data import Binary, Bounded, TensorSpec, Unbounded
 from torchrl.envs import Transform
 
-from cast_rl.judges.base import Judge, Judgement
+from cast_rl.judges import Judge, ask
 
 
 class AtomRewardTransform(Transform):
@@ -70,10 +70,13 @@ class AtomRewardTransform(Transform):
         mask = torch.zeros(rows, self.max_atoms, dtype=torch.bool, device=device)
         evidence = torch.zeros(rows, self.max_atoms, *self.grid, device=device)
         atoms = self._atoms_of(next_tensordict["prompt_id"].reshape(-1).tolist())
-        judged = [row for row in done.nonzero().flatten().tolist() if atoms[row]]
-        if judged:
-            images = next_tensordict["pixels"][judged]
-            scores[judged], mask[judged], evidence[judged] = self._judge([atoms[row] for row in judged], images)
+        if done.any():
+            asked = [atoms[row] for row in done.nonzero().flatten().tolist()]
+            judgement = ask(self.judge, next_tensordict["pixels"][done], asked, self.max_atoms)
+            scores[done], mask[done] = judgement.scores, judgement.mask
+            evidence[done] = self._evidence_maps(judgement.evidence, judgement.mask)
+            self.counts["judged"] += sum(map(len, asked))
+            self.counts["failed"] += sum(map(len, asked)) - int(judgement.mask.sum())
         reward = scores.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
         next_tensordict.update({"reward": reward, "atom_scores": scores, "atom_mask": mask, "evidence": evidence})
         return next_tensordict if self.keep_pixels else next_tensordict.exclude("pixels")
@@ -99,57 +102,13 @@ class AtomRewardTransform(Transform):
             )
         return [self.prompts[i].atoms for i in prompt_ids]
 
-    @torch.no_grad()
-    def _judge(self, atoms: list[Sequence], images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores ``(n, K)``, mask ``(n, K)`` and evidence ``(n, K, h, w)``, on the images' device."""
-        home = images.device
-        judgement = self.judge(images.to(getattr(self.judge, "device", None) or home), [list(row) for row in atoms])
-        scores, mask, evidence = self._read(judgement, atoms, home)
-        asked = torch.arange(self.max_atoms, device=home) < torch.tensor([[len(row)] for row in atoms], device=home)
-        valid = asked & mask & scores.isfinite()
-        scores = torch.where(valid, scores, 0.0)
-        if ((scores < 0) | (scores > 1)).any():
-            raise ValueError(f"atom scores are probabilities, got values from {scores.min():.4g} to {scores.max():.4g}")
-        self.counts["judged"] += int(asked.sum())
-        self.counts["failed"] += int((asked & ~valid).sum())
-        return scores, valid, self._evidence_maps(evidence, valid)
-
-    def _read(self, judgement: Judgement, atoms: list[Sequence], home: torch.device):
-        """The judgement's tensors on ``home``, checked, with as many columns as ``max_atoms``."""
-        n, most = len(atoms), max(len(row) for row in atoms)
-        scores, mask, evidence = judgement.scores, judgement.mask, judgement.evidence
-        columns = scores.shape[-1]
-        if scores.shape != (n, columns) or mask.shape != scores.shape or columns < most:
-            raise ValueError(
-                f"the judge returned scores {tuple(scores.shape)} and mask {tuple(mask.shape)} for {n} "
-                f"images with up to {most} atoms; both must be ({n}, K) with K >= {most}"
-            )
-        if evidence is not None and (evidence.ndim != 4 or evidence.shape[:2] != scores.shape):
-            raise ValueError(f"the judge returned evidence {tuple(evidence.shape)}; expected ({n}, {columns}, h, w)")
-        scores = _columns(scores.to(home, torch.float32), self.max_atoms)
-        mask = _columns(mask.to(home, torch.bool), self.max_atoms)
-        if evidence is not None:
-            evidence = _columns(evidence.to(home, torch.float32), self.max_atoms)
-        return scores, mask, evidence
-
     def _evidence_maps(self, evidence: Tensor | None, valid: Tensor) -> Tensor:
         """Evidence on the grid, averaged by area to unit spatial mean; uniform where there is none."""
         shown = valid[..., None, None]
         if evidence is None:
             return shown.expand(*valid.shape, *self.grid).float()
         finite = evidence.isfinite().all(-1).all(-1) & valid
-        maps = torch.where(finite[..., None, None], evidence, 0.0)
-        if (maps < 0).any():
-            raise ValueError(f"evidence must be non-negative, got a minimum of {maps.min():.4g}")
-        maps = F.interpolate(maps, size=self.grid, mode="area")
+        maps = F.interpolate(torch.where(finite[..., None, None], evidence, 0.0), size=self.grid, mode="area")
         mean = maps.mean((-2, -1), keepdim=True)
         self.counts["no_evidence"] += int((valid & (mean == 0).flatten(1)).sum())
         return torch.where(mean > 0, maps / mean.clamp_min(torch.finfo(mean.dtype).tiny), 1.0) * shown
-
-
-def _columns(value: Tensor, count: int) -> Tensor:
-    """``(n, K, ...)`` cut or zero-padded to ``count`` columns."""
-    if value.shape[1] >= count:
-        return value[:, :count]
-    padding = value.new_zeros(len(value), count - value.shape[1], *value.shape[2:])
-    return torch.cat([value, padding], 1)

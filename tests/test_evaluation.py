@@ -3,10 +3,12 @@
 import pytest
 import torch
 from PIL import Image
+from toy import ToyBackbone, ToyBank
 
-from cast_rl.evaluation import Evaluation
+from cast_rl.evaluation import Evaluation, evaluate
+from cast_rl.judges import Judgement
 from cast_rl.pictures import before_after, choose_examples, learning_curve
-from cast_rl.prompts import PromptSet
+from cast_rl.prompts import Prompt, PromptSet
 from cast_rl.scene_graph import Entity, SceneGraph
 
 PROMPTS = PromptSet.from_graphs(
@@ -38,6 +40,13 @@ def test_examples_have_the_proportions_of_the_run():
     assert sum(i < 4 for i in chosen) >= 2, "half of the prompts were gained, so half of the pictures are"
 
 
+def test_as_many_examples_as_asked_for_however_small_the_run():
+    wrong, right = [0.0] * 3, [1.0] * 3
+    before, after = run([wrong, right, right, wrong]), run([right, wrong, right, wrong])
+    for count in range(5):
+        assert len(set(choose_examples(before, after, count))) == count
+
+
 def test_pictures_are_written(tmp_path):
     before, after = run([[0.0, 1.0, 0.0]] * 8), run([[1.0] * 3] * 8)
     before_after(before, after, tmp_path / "pairs.png", count=6)
@@ -45,3 +54,48 @@ def test_pictures_are_written(tmp_path):
     for name in ("pairs.png", "curve.png"):
         image = Image.open(tmp_path / name)
         assert min(image.size) > 200 and len(set(image.convert("L").getdata())) > 20
+
+
+class Bank(ToyBank):
+    def __init__(self, texts):
+        super().__init__()
+        self.texts = tuple(texts)
+
+
+TEXTS = ["a", "b", "c"]
+ATOMS = [Prompt(text, PROMPTS[0].atoms[:count]) for text, count in zip(TEXTS, (2, 0, 3), strict=True)]
+
+
+def test_evaluation_takes_of_a_judge_what_the_reward_takes():
+    """On its own device, for images with atoms, and no score that is not finite or was not asked for."""
+
+    class Judge:
+        device = torch.device("meta")
+
+        def __call__(self, images, atoms):
+            assert images.device.type == "meta" and [len(row) for row in atoms] == [2, 3]
+            scores = torch.tensor([[0.5, torch.nan, 1.0, 1.0]]).repeat(2, 1)
+            return Judgement(scores, torch.ones(2, 4, dtype=torch.bool))
+
+    result = evaluate(ToyBackbone(), Judge(), ATOMS, Bank(TEXTS), height=8, width=8, steps=3)
+    assert result.mask.tolist() == [[True, False, False], [False] * 3, [True, False, True]]
+    assert result.scores.tolist() == [[0.5, 0, 0], [0, 0, 0], [0.5, 0, 1]]
+    assert result.atom_means[[0, 2]].tolist() == [0.5, 0.75] and result.atom_means[1].isnan()
+
+
+def test_the_noise_of_an_evaluation_belongs_to_the_prompt_and_not_to_the_batch():
+    def judge(images, atoms):
+        most = max(map(len, atoms))
+        return Judgement(torch.zeros(len(images), most), torch.ones(len(images), most, dtype=torch.bool))
+
+    size = {"height": 8, "width": 8, "steps": 3}
+    runs = [evaluate(ToyBackbone(), judge, ATOMS, Bank(TEXTS), **size, batch_size=n) for n in (1, 2, 64)]
+    for run in runs[1:]:
+        torch.testing.assert_close(run.images, runs[0].images, rtol=0, atol=1e-6)
+    other = evaluate(ToyBackbone(), judge, ATOMS, Bank(TEXTS), **size, seed=1)
+    assert not torch.equal(other.images, runs[0].images)
+
+
+def test_a_bank_of_other_prompts_is_refused():
+    with pytest.raises(ValueError, match="must encode these 3 prompts"):
+        evaluate(ToyBackbone(), None, ATOMS, Bank(["a", "c", "b"]), height=8, width=8, steps=3)

@@ -1,6 +1,7 @@
 """Judges: from an image and the facts asked of it to scores and evidence."""
 
+from cast_rl.judges.ask import ask
 from cast_rl.judges.base import Judge, Judgement
 from cast_rl.judges.load import load_judge
 
-__all__ = ["Judge", "Judgement", "load_judge"]
+__all__ = ["Judge", "Judgement", "ask", "load_judge"]

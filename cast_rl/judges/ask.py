@@ -1,0 +1,84 @@
+"""Asking a judge: what it is given, and what its answer must be like before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cast_rl.judges.base import Judge, Judgement
+from cast_rl.scene_graph import Atom
+
+
+@torch.no_grad()
+def ask(judge: Judge, images: Tensor, atoms: Sequence[Sequence[Atom]], max_atoms: int) -> Judgement:
+    """The judge's answer with ``max_atoms`` columns, checked, on the images' device.
+
+    A judge with a ``device`` gets the images there. It does not see images that nothing is asked of. Scores are 0
+    and evidence is 0 where the mask is false: beyond an image's atoms, where the judge masked, and where the score
+    is not finite.
+
+    Args:
+        judge: any callable with the protocol of `cast_rl.judges.Judge`.
+        images: ``(B, 3, H, W)`` in [0, 1].
+        atoms: B lists of at most ``max_atoms`` atoms.
+        max_atoms: K.
+
+    Returns:
+        scores and mask ``(B, K)``; evidence ``(B, K, h, w)`` as the judge gave it, or None.
+
+    Raises:
+        ValueError: more than ``max_atoms`` atoms; a judgement of a wrong shape, with scores outside [0, 1] or with
+            negative evidence.
+    """
+    home = images.device
+    rows = [b for b, row in enumerate(atoms) if row]
+    scores = torch.zeros(len(images), max_atoms, device=home)
+    mask = torch.zeros_like(scores, dtype=torch.bool)
+    if not rows:
+        return Judgement(scores, mask)
+    asked = [list(atoms[b]) for b in rows]
+    if max(map(len, asked)) > max_atoms:
+        raise ValueError(f"an image is asked for {max(map(len, asked))} atoms, more than max_atoms={max_atoms}")
+    answer = judge(images[rows].to(getattr(judge, "device", None) or home), asked)
+    _check_shapes(answer, asked)
+    sizes = torch.tensor([[len(row)] for row in asked], device=home)
+    given = _columns(answer.scores.to(home, torch.float32), max_atoms)
+    valid = _columns(answer.mask.to(home, torch.bool), max_atoms) & given.isfinite()
+    valid &= torch.arange(max_atoms, device=home) < sizes
+    given = torch.where(valid, given, 0.0)
+    if ((given < 0) | (given > 1)).any():
+        raise ValueError(f"atom scores are probabilities, got values from {given.min():.4g} to {given.max():.4g}")
+    scores[rows], mask[rows] = given, valid
+    if answer.evidence is None:
+        return Judgement(scores, mask)
+    shown = _columns(answer.evidence.to(home, torch.float32), max_atoms)
+    shown = torch.where(valid[..., None, None], shown, 0.0)
+    negative = shown[(shown < 0) & shown.isfinite()]
+    if len(negative):
+        raise ValueError(f"evidence must be non-negative, got a minimum of {negative.min():.4g}")
+    evidence = torch.zeros(len(images), *shown.shape[1:], device=home)
+    evidence[rows] = shown
+    return Judgement(scores, mask, evidence)
+
+
+def _check_shapes(answer: Judgement, asked: list[list[Atom]]) -> None:
+    n, most = len(asked), max(map(len, asked))
+    scores, mask, evidence = answer.scores, answer.mask, answer.evidence
+    columns = scores.shape[-1]
+    if scores.shape != (n, columns) or mask.shape != scores.shape or columns < most:
+        raise ValueError(
+            f"the judge returned scores {tuple(scores.shape)} and mask {tuple(mask.shape)} for {n} "
+            f"images with up to {most} atoms; both must be ({n}, K) with K >= {most}"
+        )
+    if evidence is not None and (evidence.ndim != 4 or evidence.shape[:2] != scores.shape):
+        raise ValueError(f"the judge returned evidence {tuple(evidence.shape)}; expected ({n}, {columns}, h, w)")
+
+
+def _columns(value: Tensor, count: int) -> Tensor:
+    """``(n, K, ...)`` cut or zero-padded to ``count`` columns."""
+    if value.shape[1] >= count:
+        return value[:, :count]
+    padding = value.new_zeros(len(value), count - value.shape[1], *value.shape[2:])
+    return torch.cat([value, padding], 1)
