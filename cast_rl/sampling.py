@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cast_rl.backbones.base import Backbone, Cond
+from cast_rl.transitions import ode_step
 
 Callback = Callable[[int, Tensor, Tensor, Tensor], None]
 
@@ -52,5 +53,5 @@ def ode_rollout(
         velocity = backbone.velocity(x, sigma, cond, negative)
         if callback is not None:
             callback(step, x, sigma, velocity)
-        x = x + (sigma_next - sigma) * velocity
+        x = ode_step(x, velocity, sigma, sigma_next)
     return x
