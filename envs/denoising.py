@@ -101,7 +101,8 @@ class DenoisingEnv(EnvBase):
         """The environment of a `cast_rl.backbones.Backbone`: its schedule, noise and decoder.
 
         Args:
-            backbone: only its decoder and its noise are kept.
+            backbone: only its decoder and its noise are used, but it is kept whole; a pickled copy of the
+                environment, as a worker process gets one, holds a copy of it.
             height, width: image size in pixels.
             steps: number of denoising steps.
             device: the backbone's unless given.
@@ -133,7 +134,8 @@ class DenoisingEnv(EnvBase):
         """The iteration that the next reset draws.
 
         A collector resets ahead of time. To resume, set it to the number of iterations trained on, before the
-        collector is built.
+        collector is built. Through a `TransformedEnv`, which would keep the value to itself, write
+        ``env.base_env.iteration = n``.
         """
         return self._iteration
 

@@ -208,10 +208,10 @@ class Backbone(ABC):
 
     @torch.no_grad()
     def decode(self, x: Tensor) -> Tensor:
-        """Latents (B, C, h, w) to images (B, 3, H, W) float32 in [0, 1], `decode_batch` at a time."""
+        """Latents (B, C, h, w), from any device, to images (B, 3, H, W) float32 in [0, 1], `decode_batch` at a time."""
         if not len(x):
-            return torch.empty(0, 3, x.shape[-2] * self.cell, x.shape[-1] * self.cell, device=x.device)
-        images = [self._decode(part.to(self.vae.dtype)) for part in x.split(self.decode_batch)]
+            return torch.empty(0, 3, x.shape[-2] * self.cell, x.shape[-1] * self.cell, device=self.device)
+        images = [self._decode(part.to(self.device, self.vae.dtype)) for part in x.split(self.decode_batch)]
         return self.pipe.image_processor.postprocess(torch.cat(images), output_type="pt").float()
 
     @contextmanager
@@ -260,8 +260,14 @@ class Backbone(ABC):
     def train_all(self, keep_reference: bool) -> None:
         """Make every weight of the transformer trainable; `keep_reference` keeps a frozen copy beside it.
 
-        Load the model in float32 for this: in bfloat16 most small updates round to nothing.
+        Load the model in float32 for this: in bfloat16 most small updates round to nothing, which is warned of.
         """
+        if self.dtype != torch.float32:
+            warnings.warn(
+                f"all weights are trained in {self.dtype}, where most small updates round to nothing; load the "
+                "backbone with dtype='float32', or train a LoRA, whose weights are float32 on any base",
+                stacklevel=2,
+            )
         self._frozen_copy = finetuning.train_all(self.pipe.transformer, keep_reference)
 
     def save(self, folder: str | Path) -> None:

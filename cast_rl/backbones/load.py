@@ -29,7 +29,8 @@ def load_backbone(
     Only safetensors and JSON are read; code that comes with a checkpoint is not run.
 
     Args:
-        source: a folder in diffusers' format, a Hugging Face hub id, or a loaded pipeline.
+        source: a folder in diffusers' format, a Hugging Face hub id, or a loaded pipeline, which is itself cast,
+            moved and frozen.
         dtype: of all components, as ``torch.bfloat16`` or ``"bfloat16"``.
         device: where they go.
         guidance: the pipeline's own guidance argument; None for none.

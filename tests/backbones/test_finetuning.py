@@ -200,6 +200,11 @@ def test_full_fine_tuning_trains_all_and_saves_a_pipeline(qwen_folder, tmp_path)
     assert torch.equal(images(stock), images(backbone.pipe))
 
 
+def test_training_all_weights_in_low_precision_is_warned_of(qwen_folder):
+    with pytest.warns(UserWarning, match=r"trained in torch\.bfloat16.*dtype='float32'"):
+        load_backbone(qwen_folder, dtype="bfloat16").train_all(keep_reference=False)
+
+
 def test_a_reference_that_was_not_kept_is_an_error(qwen_folder):
     backbone = load_backbone(qwen_folder)
     with backbone.reference():

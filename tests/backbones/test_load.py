@@ -26,6 +26,15 @@ def test_a_pipeline_object_and_its_folder_give_the_same_backbone(qwen_folder, qw
     assert torch.equal(from_folder.velocity(x, 0.5, cond), from_object.velocity(x, 0.5, cond))
 
 
+def test_latents_from_elsewhere_are_decoded_on_the_backbone_s_device(qwen_folder, monkeypatch):
+    """An environment on the CPU may hand its latents to a decoder on a GPU."""
+    backbone, seen = load_backbone(qwen_folder), []
+    monkeypatch.setattr(backbone, "device", torch.device("meta"))
+    monkeypatch.setattr(backbone, "_decode", lambda x: seen.append(x.device.type) or torch.zeros(len(x), 3, 64, 64))
+    assert backbone.decode(torch.zeros(1, 4, 8, 8)).shape == (1, 3, 64, 64)
+    assert seen == ["meta"]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16"])
 def test_every_component_takes_the_dtype(qwen_folder, qwen_pipe, dtype):
     for source in (qwen_folder, qwen_pipe):
