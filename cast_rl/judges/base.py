@@ -29,7 +29,10 @@ class Judgement:
 
 @runtime_checkable
 class Judge(Protocol):
-    """Scores every atom of every image. Row b of the result depends on ``images[b]`` and ``atoms[b]`` alone."""
+    """Scores every atom of every image. Row b of the result depends on ``images[b]`` and ``atoms[b]`` alone.
+
+    A judge with a ``device`` is given its images there; see `cast_rl.judges.ask`, through which it is called.
+    """
 
     def __call__(self, images: Tensor, atoms: Sequence[Sequence[Atom]]) -> Judgement:
         """Judge ``images (B, 3, H, W)`` in [0, 1]; ``atoms[b]`` are the facts asked of image b."""
