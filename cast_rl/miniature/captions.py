@@ -12,8 +12,8 @@ from dataclasses import replace
 from cast_rl.miniature.vocabulary import COLORS
 from cast_rl.scene_graph import OPPOSITE, Entity, SceneGraph
 
-LEAVE_OUT = {"color": 0.06, "count": 0.05, "relation": 0.10}
-MISTAKE = {"color": 0.03, "count": 0.05, "relation": 0.04}
+LEAVE_OUT = {"color": 0.02, "count": 0.02, "relation": 0.03}
+MISTAKE = {"color": 0.01, "count": 0.02, "relation": 0.01}
 
 
 def caption(graph: SceneGraph, rng: random.Random) -> str:

@@ -29,8 +29,8 @@ CHUNKS, CHUNK = 12, 4_000  # training scenes: 12 x 4,000
 BATCH = 64
 ADAM_RATE, MUON_RATE = 2e-3, 2e-2
 DROP_CAPTION = 0.1  # share of the captions replaced by " ", the pipeline's usual negative prompt
-EMA_DECAY = 0.999
-SIGMA_LOGIT = (0.4, 1.0)  # mean and standard deviation of logit(sigma)
+EMA_DECAY = 0.996
+SIGMA_LOGIT = (0.7, 1.0)  # mean and standard deviation of logit(sigma)
 
 
 def training_graphs(n: int, rng: random.Random) -> list[SceneGraph]:
