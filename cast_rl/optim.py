@@ -23,6 +23,10 @@ class StepReport:
     grad_rms: float
     skipped: int
 
+    def gradients(self) -> dict[str, float]:
+        """``grad_norm`` and ``grad_rms``, for a log."""
+        return {"grad_norm": self.grad_norm, "grad_rms": self.grad_rms}
+
 
 class GuardedStep:
     """Clips gradients and steps the optimizer, unless the loss or a gradient is not finite.

@@ -29,7 +29,9 @@ def choose_examples(before: Evaluation, after: Evaluation, count: int) -> list[i
 
 
 def before_after(before: Evaluation, after: Evaluation, path: str | Path, count: int = 12, columns: int = 4) -> None:
-    """Write a PNG of pairs of images, the prompt above each; a green frame means that every fact holds."""
+    """Write a PNG of pairs of images, the prompt above each; green frames: every fact holds. Nothing for ``count=0``."""
+    if count < 1:
+        return
     examples = choose_examples(before, after, min(count, len(before.prompts)))
     rows = -(-len(examples) // columns)
     figure = Figure(figsize=(columns * 3.3, rows * 2.15 + 0.7), layout="constrained")

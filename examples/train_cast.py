@@ -1,7 +1,8 @@
 """Fine-tune a text-to-image pipeline with CAST.
 
 - ``python examples/train_cast.py`` trains the miniature on two CPU cores;
-- ``python examples/train_cast.py loss.maps=none advantage=scalar`` does it with Flow-GRPO's objective.
+- ``python examples/train_cast.py loss.maps=none advantage=scalar`` is the ablation: Flow-GRPO's scalar
+  advantage and no maps (add ``loss.ratio=sample loss.clip_epsilon=1e-3`` for its ratio per image, too).
 
 Every setting is in ``config/train_cast.yaml``. Results land in ``runs/train_cast/<time>``.
 """
@@ -35,10 +36,17 @@ def load_model(cfg: DictConfig) -> Backbone:
     """The pipeline, with what is to be trained made trainable."""
     source = GENERATOR if cfg.model.source == "miniature" else cfg.model.source
     backbone = load_backbone(source, dtype=cfg.model.dtype, device=cfg.device, guidance=cfg.model.guidance)
-    if cfg.model.lora_rank:
-        backbone.add_lora(cfg.model.lora_rank, cfg.model.lora_alpha)
+    rank, alpha = cfg.model.lora_rank, cfg.model.lora_alpha
+    if cfg.model.train == "lora" and rank is not None:
+        backbone.add_lora(rank, alpha)
+    elif cfg.model.train == "all" and rank is None and alpha is None:
+        # The KL term needs the model before training: LoRA has it with adapters off, full fine-tuning keeps a copy.
+        backbone.train_all(keep_reference=cfg.loss.kl_coeff is not None)
     else:
-        backbone.train_all(keep_reference=cfg.model.keep_reference)
+        raise ValueError(
+            f"model.train={cfg.model.train} with model.lora_rank={rank} and model.lora_alpha={alpha}: use "
+            "model.train=all without them, or model.train=lora with a rank"
+        )
     return backbone
 
 
@@ -66,10 +74,11 @@ def main(cfg: DictConfig) -> None:
         **noise,
         prompts_per_batch=cfg.rollout.prompts_per_iteration,
         group_size=cfg.rollout.group_size,
-        window=UniformWindow(*cfg.rollout.window, cfg.rollout.window_width),
+        window=UniformWindow(cfg.rollout.first_start, cfg.rollout.last_start, cfg.rollout.window_width),
         seed=cfg.seed,
     )
-    env = TransformedEnv(base_env, AtomRewardTransform(judge, train, grid=base_env.latent_shape[1:]))
+    atom_reward = AtomRewardTransform(judge, train, grid=base_env.latent_shape[1:])
+    env = TransformedEnv(base_env, atom_reward)
     policy = make_policy(backbone, bank, base_env.sigmas, **noise)
     frames = base_env.batch_size[0] * base_env.episode_length
     collector = Collector(
@@ -109,9 +118,9 @@ def main(cfg: DictConfig) -> None:
     rewards = []
     progress = tqdm(collector, total=cfg.iterations, desc="train", unit="iteration")
     for iteration, data in enumerate(progress):
-        rewards.append(data["next", "reward"][data["next", "done"]].mean().item())
         buffer.empty()
         buffer.extend(data)
+        rewards.append(advantage.stats["mean_score"])
         logs = []
         for _ in range(cfg.optim.epochs):
             for batch in buffer:
@@ -119,22 +128,23 @@ def main(cfg: DictConfig) -> None:
                 loss = sum(value for name, value in terms.items() if name.startswith("loss_"))
                 loss.backward()
                 report = guard.step(loss)
-                logs.append(terms.detach().set("grad_norm", torch.tensor(report.grad_norm)))
-        metrics = {k: v.item() for k, v in torch.stack(logs).mean(0).items()} | advantage.stats
-        metrics |= {"reward": rewards[-1], "skipped_steps": guard.skipped}
-        logger.log_metrics(metrics, step=iteration)
-        progress.set_postfix(reward=f"{rewards[-1]:.3f}", grad=f"{metrics['grad_norm']:.2f}")
+                logs.append({k: v.item() for k, v in terms.items()} | report.gradients())
+        metrics = {name: sum(log[name] for log in logs) / len(logs) for name in logs[0]}
+        # On fresh data the ratio is 1; what is left is how far training recomputes other log-probabilities.
+        metrics["first_pass_log_ratio"] = logs[0]["max_abs_log_ratio"]
+        logger.log_metrics(metrics | advantage.stats | atom_reward.counts | {"skipped": guard.skipped}, step=iteration)
+        progress.set_postfix(reward=f"{rewards[-1]:.3f}", grad=f"{metrics['grad_norm']:.2g}")
     collector.shutdown()
+    if cfg.model.train == "lora":
+        backbone.save_lora(folder / "lora")
+    else:
+        backbone.save(folder / "pipeline")
 
     after = evaluate(backbone, judge, held_out, held_out_bank, **size)
     report = {"before": before.figures(), "after": after.figures()}
     (folder / "held_out.json").write_text(json.dumps(report, indent=2))
     before_after(before, after, folder / "before_after.png", cfg.log.pictures)
     learning_curve(rewards, folder / "reward.png")
-    if cfg.model.lora_rank:
-        backbone.save_lora(folder / "lora")
-    else:
-        backbone.save(folder / "pipeline")
     print(f"{'held-out':>18s}  before   after")
     for name, value in report["before"].items():
         print(f"{name:>18s}  {value:6.3f}  {report['after'][name]:6.3f}")

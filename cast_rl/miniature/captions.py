@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from cast_rl.miniature.vocabulary import COLORS
+from cast_rl.miniature.vocabulary import COLORS, is_held_out
 from cast_rl.scene_graph import OPPOSITE, Entity, SceneGraph
 
 LEAVE_OUT = {"color": 0.02, "count": 0.02, "relation": 0.03}
@@ -27,9 +27,10 @@ def caption(graph: SceneGraph, rng: random.Random) -> str:
         elif u >= MISTAKE["relation"] + LEAVE_OUT["relation"]:
             relations.append(r)
     try:
-        return SceneGraph(entities, tuple(relations)).render()[0]
-    except ValueError:  # the sloppy version would no longer tell two groups apart
+        sloppy = SceneGraph(entities, tuple(relations))
+    except ValueError:  # it would no longer tell two groups apart
         return graph.render()[0]
+    return graph.render()[0] if is_held_out(sloppy) else sloppy.render()[0]
 
 
 def _blur(e: Entity, rng: random.Random) -> Entity:

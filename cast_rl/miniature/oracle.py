@@ -239,10 +239,10 @@ class Oracle:
         """Judge ``images (B, 3, S, S)`` in [0, 1]: scores and mask ``(B, K)``, evidence ``(B, K, S, S)``."""
         if len(atoms) != len(images):
             raise ValueError(f"got {len(images)} images but atoms for {len(atoms)}")
-        B, K, S = len(images), max((len(a) for a in atoms), default=0), images.shape[-1]
+        B, K = len(images), max((len(a) for a in atoms), default=0)
         scores = torch.zeros(B, K)
         mask = torch.zeros(B, K, dtype=torch.bool)
-        evidence = torch.zeros(B, K, S, S)
+        evidence = torch.zeros(B, K, *images.shape[-2:])
         for b, objects in enumerate(parse(images)):
             for k, atom in enumerate(atoms[b]):
                 holds, seen = check(atom, objects)

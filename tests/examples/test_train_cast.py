@@ -35,7 +35,14 @@ def train(folder: Path, *overrides: str, expect: int = 0) -> str:
 
 @pytest.mark.slow
 def test_lora_run_leaves_figures_pictures_logs_and_a_loadable_lora(tmp_path):
-    out = train(tmp_path, "model.lora_rank=4", "model.lora_alpha=8", "optim.learning_rate=0.01", "loss.kl_coeff=0.1")
+    out = train(
+        tmp_path,
+        "model.train=lora",
+        "model.lora_rank=4",
+        "model.lora_alpha=8",
+        "optim.learning_rate=0.01",
+        "loss.kl_coeff=0.1",
+    )
     assert "held-out" in out and "atom_score" in out
     report = json.loads((tmp_path / "held_out.json").read_text())
     assert set(report) == {"before", "after"} and 0 <= report["after"]["all_correct"] <= 1
@@ -60,5 +67,9 @@ def test_flow_grpo_ablation_trains_all_weights_and_saves_a_pipeline(tmp_path):
     assert len(moved) > len(before) / 2 and all(v.isfinite().all() for v in after.values())
 
 
-def test_a_misspelt_key_is_named(tmp_path):
-    assert "clip_epsilonn" in train(tmp_path, "loss.clip_epsilonn=0.1", expect=1)
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [("loss.clip_epsilonn=0.1", "clip_epsilonn"), ("model.lora_rank=4", "use model.train=all without them")],
+)
+def test_settings_that_cannot_be_meant_are_named(tmp_path, override, named):
+    assert named in train(tmp_path, override, expect=1)
