@@ -29,7 +29,7 @@ def choose_examples(before: Evaluation, after: Evaluation, count: int) -> list[i
 
 
 def before_after(before: Evaluation, after: Evaluation, path: str | Path, count: int = 12, columns: int = 4) -> None:
-    """Write a PNG of pairs of images, the prompt above each; green frames: every fact holds. Nothing for ``count=0``."""
+    """Write a PNG of pairs of images, the prompt above each; green frame: all facts hold. Nothing for ``count=0``."""
     if count < 1:
         return
     examples = choose_examples(before, after, min(count, len(before.prompts)))

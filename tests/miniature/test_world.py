@@ -10,7 +10,7 @@ from cast_rl.miniature import miniature_prompts
 from cast_rl.miniature.captions import caption
 from cast_rl.miniature.pretrain_generator import training_graphs
 from cast_rl.miniature.render import GAP, SIZE, layouts, render, render_graphs
-from cast_rl.miniature.vocabulary import MAX_OBJECTS, sample_graph, sample_graphs
+from cast_rl.miniature.vocabulary import MAX_OBJECTS, sample_graphs
 from cast_rl.scene_graph import Entity, SceneGraph
 
 
