@@ -30,7 +30,8 @@ BATCH = 64
 ADAM_RATE, MUON_RATE = 2e-3, 2e-2
 DROP_CAPTION = 0.1  # share of the captions replaced by " ", the pipeline's usual negative prompt
 EMA_DECAY = 0.996
-SIGMA_LOGIT = (0.7, 1.0)  # mean and standard deviation of logit(sigma)
+SIGMA_LOGIT = (0.4, 1.0)  # mean and standard deviation of logit(sigma)
+SIGMA_HIGH = (0.3, 0.75)  # share of samples at a sigma uniform above the second value, where the layout is decided
 
 
 def training_graphs(n: int, rng: random.Random) -> list[SceneGraph]:
@@ -115,8 +116,9 @@ def split_parameters(model: Generator) -> tuple[list[Tensor], list[Tensor]]:
 
 def flow_loss(model: Generator, x0: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
     """Mean squared error of the velocity ``eps - x0`` at a random sigma (Lipman et al. 2023, arXiv 2210.02747)."""
-    mean, std = SIGMA_LOGIT
+    (mean, std), (share, least) = SIGMA_LOGIT, SIGMA_HIGH
     sigma = torch.sigmoid(mean + std * torch.randn(len(x0)))
+    sigma = torch.where(torch.rand(len(x0)) < share, least + (1 - least) * torch.rand(len(x0)), sigma)
     eps = torch.randn_like(x0)
     x = torch.lerp(x0, eps, sigma[:, None, None])
     return (model(x, sigma, ids, mask) - (eps - x0)).pow(2).mean()

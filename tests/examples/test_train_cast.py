@@ -48,7 +48,7 @@ def test_lora_run_leaves_figures_pictures_logs_and_a_loadable_lora(tmp_path):
     assert set(report) == {"before", "after"} and 0 <= report["after"]["all_correct"] <= 1
     for name in ("before_after.png", "reward.png"):
         assert min(Image.open(tmp_path / name).size) > 200
-    rewards = list(csv.reader(next(tmp_path.rglob("reward.csv")).open()))
+    rewards = list(csv.reader(next(tmp_path.rglob("mean_score.csv")).open()))
     assert len(rewards) == 2 and all(0 <= float(row[1]) <= 1 for row in rewards)
 
     pipe = DiffusionPipeline.from_pretrained(GENERATOR, torch_dtype=torch.float32)
