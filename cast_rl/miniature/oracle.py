@@ -162,6 +162,9 @@ def parse(images: Tensor) -> list[list[Found]]:
         b, c = divmod(plane, len(COLORS))
         known = iou[m] >= MIN_IOU and AREA[0] <= area[m] <= AREA[1]
         top, left = corners[m]
+        # Smoothing rounds corners off; where the patch covers most of a pixel is the region as it was drawn.
+        region = np.zeros_like(mask)
+        region[top : top + WINDOW, left : left + WINDOW] = cover[m].numpy() > 0.5
         out[b].append(
             Found(
                 shape=SHAPES[shape[m]] if known else None,
@@ -170,7 +173,7 @@ def parse(images: Tensor) -> list[list[Found]]:
                 y=float(y[m]) + top,
                 area=float(area[m]),
                 iou=float(iou[m]),
-                mask=mask,
+                mask=region if region.any() else mask,
             )
         )
     return out

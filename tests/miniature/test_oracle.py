@@ -82,7 +82,7 @@ def test_masks_are_the_regions_that_were_drawn():
         assert len(objects) == len(drawn)
         for o in objects:
             mask = torch.from_numpy(o.mask)
-            assert max(float((mask & d).sum() / (mask | d).sum()) for d in drawn) > 0.8
+            assert max(float((mask & d).sum() / (mask | d).sum()) for d in drawn) > 0.9
 
 
 def test_evidence_is_the_objects_of_the_atom_and_zero_where_there_are_none(images):
