@@ -1,4 +1,4 @@
-"""Pictures of a run: the same prompts and noise before and after training, and the curve of the reward."""
+"""Pictures of a run: images before and after training, the atoms of an image, the curve of the reward."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from cast_rl.evaluation import Evaluation
+from cast_rl.judges.base import Judgement
+from cast_rl.prompts import Prompt
 
 GOOD, BAD = "#1a7f37", "#cf222e"
 
@@ -51,6 +54,37 @@ def before_after(before: Evaluation, after: Evaluation, path: str | Path, count:
             for spine in axes.spines.values():
                 spine.set(color=GOOD if run.all_correct[i] else BAD, linewidth=2.5)
     figure.savefig(path, dpi=130)
+
+
+def atoms_of_images(
+    prompts: Sequence[Prompt], images: Tensor, judgement: Judgement, path: str | Path, most: int = 8
+) -> None:
+    """Write a PNG with one row per image: the image, then each atom's score over the evidence it was read from.
+
+    Args:
+        prompts: N prompts.
+        images: ``(N, 3, H, W)`` in [0, 1].
+        judgement: of the images, with evidence ``(N, K, h, w)``.
+        path: of the PNG.
+        most: atoms shown per image.
+    """
+    figure = Figure(figsize=(1.5 * (most + 1), 1.95 * len(prompts)), layout="constrained")
+    rows = figure.subfigures(len(prompts), 1, squeeze=False)
+    for row, prompt, image, scores, maps in zip(
+        rows.flat, prompts, images.cpu(), judgement.scores.cpu(), judgement.evidence.cpu(), strict=True
+    ):
+        row.suptitle(f'"{prompt.text}"', fontsize=9)
+        cells = row.subplots(1, most + 1)
+        picture = image.permute(1, 2, 0).numpy()
+        cells[0].imshow(picture, interpolation="nearest")
+        for axes in cells:
+            axes.set_axis_off()
+        for axes, atom, score, evidence in zip(cells[1:], prompt.atoms, scores.tolist(), maps, strict=False):
+            shade = (evidence / evidence.max().clamp_min(1e-6)).numpy()[..., None]
+            axes.imshow(picture.mean(-1, keepdims=True) * 0.35 + picture * shade * 0.65, interpolation="nearest")
+            wording = textwrap.fill(atom.question.replace(" are in the image", "").replace(" in the image", ""), 20)
+            axes.set_title(f"{wording}\n{atom.answer}: {score:.0f}", fontsize=6, color=GOOD if score > 0.5 else BAD)
+    figure.savefig(path, dpi=110)
 
 
 def learning_curve(rewards: Sequence[float], path: str | Path, smooth: int = 5) -> None:

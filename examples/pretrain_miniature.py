@@ -20,11 +20,14 @@ import torch.distributed as dist
 from diffusers import DiffusionPipeline
 
 from cast_rl.backbones.single_frame import single_frame_vae
+from cast_rl.miniature import Oracle
 from cast_rl.miniature.assemble import WEIGHTS
 from cast_rl.miniature.pretrain_codec import train_codec
 from cast_rl.miniature.pretrain_generator import rank_zero_first, train_generator
 from cast_rl.miniature.quality import fairness, generate, measure
 from cast_rl.miniature.vocabulary import sample_graphs
+from cast_rl.pictures import atoms_of_images
+from cast_rl.prompts import PromptSet
 
 
 def train(args: argparse.Namespace) -> None:
@@ -49,6 +52,9 @@ def check(args: argparse.Namespace) -> None:
     graphs = sample_graphs(args.prompts, seed=args.seed, held_out=True)
     images = generate(pipe, [g.render()[0] for g in graphs], seed=args.seed)
     report = measure(graphs, images)
+    if args.picture:
+        shown = PromptSet.from_graphs(graphs[:4])
+        atoms_of_images(shown, images[:4], Oracle()(images[:4], [p.atoms for p in shown]), args.picture)
     if not args.quick:
         report |= fairness(pipe, graphs, args.seed, report["all_correct"])
     print(json.dumps(report | {"seconds": round(time.monotonic() - start, 1)}))
@@ -68,6 +74,7 @@ def main() -> None:
     b.add_argument("--prompts", type=int, default=1000)
     b.add_argument("--seed", type=int, default=7_000_000, help="of the prompts and of the noise")
     b.add_argument("--quick", action="store_true", help="leave out the fairness measurements")
+    b.add_argument("--picture", type=Path, help="write a PNG of four images with their atoms and evidence")
     b.set_defaults(run=check)
     args = parser.parse_args()
     args.run(args)
