@@ -140,12 +140,9 @@ def average_over_processes(parameters: list[Tensor]) -> None:
     if not dist.is_initialized():
         return
     grads = [p.grad for p in parameters if p.grad is not None]
-    flat = torch._utils._flatten_dense_tensors(grads)
+    flat = nn.utils.parameters_to_vector(grads)
     dist.all_reduce(flat)
-    for grad, mean in zip(
-        grads, torch._utils._unflatten_dense_tensors(flat / dist.get_world_size(), grads), strict=True
-    ):
-        grad.copy_(mean)
+    nn.utils.vector_to_parameters(flat / dist.get_world_size(), grads)
 
 
 def train_generator(
@@ -184,9 +181,8 @@ def train_generator(
     for step in bar:
         torch.manual_seed(step * world + rank)
         epoch, at = divmod(step * BATCH, len(data["ids"]) // BATCH * BATCH)
-        rows = torch.randperm(len(data["ids"]), generator=torch.Generator().manual_seed(epoch))[at : at + BATCH][
-            rank::world
-        ]
+        order = torch.randperm(len(data["ids"]), generator=torch.Generator().manual_seed(epoch))
+        rows = order[at : at + BATCH][rank::world]
         ids, mask = data["ids"][rows].long(), data["mask"][rows]
         drop = torch.rand(len(rows)) < DROP_CAPTION
         ids[drop, : len(empty_ids)], mask[drop] = empty_ids, torch.arange(mask.shape[1]) < len(empty_ids)
