@@ -13,6 +13,7 @@ from cast_rl.objectives.functional import (
     group_mean_std,
     group_relative_advantage,
     masked_mean,
+    others_evidence,
     temper_evidence,
 )
 
@@ -34,7 +35,9 @@ class AtomAdvantage(Transform):
     Args:
         advantage: ``"atom"`` normalises each atom within the group; ``"scalar"`` normalises the mean score of
             the valid atoms, as Flow-GRPO does its reward.
-        maps: ``"evidence"`` places advantages by the evidence, ``"none"`` spreads them evenly.
+        maps: ``"evidence"`` places an image's advantages by its own evidence; ``"others"`` by the mean evidence of the
+            other images of its group, which is independent of the image's noise (see
+            `cast_rl.objectives.functional.others_evidence`); ``"none"`` spreads them evenly.
         uniform, map_cap: see `cast_rl.objectives.functional.temper_evidence`.
         delta: added to the standard deviation (of the population, as in Flow-GRPO).
         keep: keys to keep although they lie under ``next``.
@@ -54,7 +57,7 @@ class AtomAdvantage(Transform):
         self,
         *,
         advantage: Literal["atom", "scalar"] = "atom",
-        maps: Literal["evidence", "none"] = "evidence",
+        maps: Literal["evidence", "others", "none"] = "evidence",
         uniform: float = 0.0,
         map_cap: float | None = None,
         delta: float = 1e-4,
@@ -63,8 +66,8 @@ class AtomAdvantage(Transform):
         super().__init__()
         if advantage not in ("atom", "scalar"):
             raise ValueError(f"advantage={advantage!r} is unknown; choose 'atom' or 'scalar'")
-        if maps not in ("evidence", "none"):
-            raise ValueError(f"maps={maps!r} is unknown; choose 'evidence' or 'none'")
+        if maps not in ("evidence", "others", "none"):
+            raise ValueError(f"maps={maps!r} is unknown; choose 'evidence', 'others' or 'none'")
         if not 0 <= uniform <= 1:
             raise ValueError(f"uniform={uniform} must lie in [0, 1]")
         if map_cap is not None and map_cap < 1:
@@ -96,7 +99,10 @@ class AtomAdvantage(Transform):
         if self.maps == "none":
             placed = scalar.unsqueeze(-1).expand(-1, *final["latent"].shape[-2:])
         else:
-            evidence = temper_evidence(final["next", "evidence"], uniform=self.uniform, map_cap=self.map_cap)
+            evidence = final["next", "evidence"]
+            if self.maps == "others":
+                evidence = others_evidence(evidence, mask, groups)
+            evidence = temper_evidence(evidence, uniform=self.uniform, map_cap=self.map_cap)
             placed = advantage_map(per_column, mask, evidence)
         self._record(scores, mask, columns, valid, groups)
 
@@ -131,7 +137,7 @@ class AtomAdvantage(Transform):
             ("next", "done"),
             ("next", "atom_scores"),
         ]
-        needed += [("next", "atom_mask")] + [("next", "evidence")] * (self.maps == "evidence")
+        needed += [("next", "atom_mask")] + [("next", "evidence")] * (self.maps != "none")
         missing = [key for key in needed if key not in tensordict.keys(True)]
         if missing:
             there = sorted(map(str, tensordict.keys(True, True)))

@@ -70,6 +70,27 @@ def temper_evidence(evidence: Tensor, *, uniform: float = 0.0, map_cap: float | 
     return (1 - uniform) * evidence + uniform
 
 
+def others_evidence(evidence: Tensor, mask: Tensor, group_id: Tensor) -> Tensor:
+    """For each image, where the *other* images of its group show each atom: ``(N, K, h, w)`` of unit spatial mean.
+
+    An image's own evidence depends on the noise whose log-probability it would weight: a found object has a region, a
+    missing one has none, so the expected gradient is not that of any reward. Leaving the image out, as a leave-one-out
+    baseline does (RLOO, arXiv 2402.14740), removes that. Uniform where no other image shows the atom.
+
+    Args:
+        evidence: ``(N, K, h, w)``, unit spatial mean, or all 0 where nothing shows the atom; read only where ``mask``.
+        mask: bool ``(N, K)``.
+        group_id: integer ``(N,)``, in any order.
+    """
+    own = torch.where(mask[..., None, None], evidence, 0.0)
+    ids, group = group_id.reshape(-1).unique(return_inverse=True)
+    total = own.new_zeros(len(ids), *own.shape[1:]).index_add(0, group, own)
+    # A difference of float32 sums can fall below 0 by a rounding error.
+    others = (total[group] - own).clamp_min(0)
+    mean = others.mean((-2, -1), keepdim=True)
+    return torch.where(mean > 1e-4, others / mean.clamp_min(1e-4), 1.0)
+
+
 def advantage_map(advantage: Tensor, mask: Tensor, evidence: Tensor) -> Tensor:
     """``M = mean over valid k of A_k H_k``, ``(N, h, w)``; 0 without a valid atom.
 

@@ -1,7 +1,5 @@
 """Tiny pipelines with random weights in the production classes, quick enough to run on one core."""
 
-import json
-
 import torch
 from diffusers import (
     AutoencoderKLQwenImage,
@@ -9,8 +7,9 @@ from diffusers import (
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
+
+from cast_rl.miniature.assemble import train_tokenizer
 
 # With every word of Qwen-Image's template a token of its own, its prefix takes 34 tokens, as it does in the
 # real tokenizer; the pipeline drops exactly that many.
@@ -23,19 +22,7 @@ SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>"]
 
 def qwen_tokenizer() -> Qwen2Tokenizer:
     """Byte-level BPE that knows the template's words and spells everything else."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=1000,
-        min_frequency=1,
-        show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )
-    tokenizer.train_from_iterator([TEMPLATE_WORDS], trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    result = Qwen2Tokenizer(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
-    result.add_special_tokens({"additional_special_tokens": SPECIAL_TOKENS})
-    return result
+    return train_tokenizer([TEMPLATE_WORDS], 1000, SPECIAL_TOKENS)
 
 
 def qwen_text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGeneration:

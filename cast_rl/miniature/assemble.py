@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from diffusers import (
@@ -53,14 +54,21 @@ def build_tokenizer() -> Qwen2Tokenizer:
         *words,
         *(f" {w}," for w in words),
     ]
+    return train_tokenizer(corpus, 4096, MARKERS)
+
+
+def train_tokenizer(corpus: Sequence[str], vocab_size: int, markers: Sequence[str]) -> Qwen2Tokenizer:
+    """A Qwen2 byte-level BPE tokenizer of a corpus's words, with ``markers`` as special tokens."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=4096, min_frequency=1, show_progress=False, initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, min_frequency=1, show_progress=False, initial_alphabet=alphabet
+    )
     bpe.train_from_iterator(corpus, trainer)
     trained = json.loads(bpe.to_str())["model"]
     tokenizer = Qwen2Tokenizer(vocab=trained["vocab"], merges=[tuple(m) for m in trained["merges"]])
-    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKERS)})
+    tokenizer.add_special_tokens({"additional_special_tokens": list(markers)})
     return tokenizer
 
 

@@ -70,12 +70,24 @@ def test_every_step_of_a_window_gets_its_trajectory_s_advantage():
     assert torch.equal(out["step_index"].reshape(8, 3), torch.arange(1, 4).expand(8, 3))
 
 
-@pytest.mark.parametrize("options", [{}, {"uniform": 0.5}, {"map_cap": 1.5}, {"maps": "none"}, {"advantage": "scalar"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"uniform": 0.5}, {"map_cap": 1.5}, {"maps": "others"}, {"maps": "none"}, {"advantage": "scalar"}]
+)
 def test_the_map_s_spatial_mean_is_the_scalar(data, options):
     out, _ = written(data, **options)
     torch.testing.assert_close(out["advantage_map"].mean((1, 2)), out["advantage"][:, 0], rtol=0, atol=1e-5)
     even = (out["advantage_map"] == out["advantage_map"][:, :1, :1]).all()
     assert even == (options.get("maps") == "none")
+
+
+def test_others_maps_do_not_see_an_image_s_own_evidence(data):
+    changed = data.clone()
+    changed["next", "evidence"][2] = changed["next", "evidence"][2].flip(-1)
+    before, _ = written(data, maps="others")
+    after, _ = written(changed, maps="others")
+    before, after = (out.reshape(8, 2)["advantage_map"][:, 0] for out in (before, after))
+    torch.testing.assert_close(after[2], before[2], rtol=0, atol=1e-5)
+    assert not torch.allclose(after[:2], before[:2], atol=1e-3), "the others do see it"
 
 
 def test_scalar_is_flow_grpo_s_advantage(data):

@@ -7,6 +7,7 @@ from cast_rl.objectives.functional import (
     group_mean_std,
     group_relative_advantage,
     masked_mean,
+    others_evidence,
     temper_evidence,
 )
 
@@ -111,3 +112,25 @@ def test_tempering_keeps_the_mean():
     torch.testing.assert_close(temper_evidence(evidence, uniform=0.25), 0.75 * evidence + 0.25)
     capped = evidence.clamp(max=2.0)
     torch.testing.assert_close(temper_evidence(evidence, map_cap=2.0), capped / capped.mean((-2, -1), keepdim=True))
+
+
+def test_others_evidence_matches_a_loop():
+    groups = torch.tensor([5, 5, 9, 5, 9, 2**40])
+    evidence, mask = torch.rand(6, 3, 4, 4), torch.rand(6, 3) < 0.7
+    evidence[0, 1] = 0.0
+    evidence = evidence / evidence.mean((-2, -1), keepdim=True).clamp_min(1e-6)
+    evidence[~mask] = torch.nan
+    found = others_evidence(evidence, mask, groups)
+    for i in range(6):
+        for k in range(3):
+            rows = [j for j in range(6) if j != i and groups[j] == groups[i] and mask[j, k]]
+            expected = sum((evidence[j, k] for j in rows), torch.zeros(4, 4))
+            expected = expected / expected.mean() if expected.any() else torch.ones(4, 4)
+            torch.testing.assert_close(found[i, k], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_others_evidence_does_not_depend_on_the_image_itself():
+    evidence, mask, groups = torch.rand(4, 2, 3, 3), torch.ones(4, 2).bool(), torch.zeros(4, dtype=torch.long)
+    changed = evidence.clone()
+    changed[1] = torch.rand(2, 3, 3) * 5
+    torch.testing.assert_close(others_evidence(changed, mask, groups)[1], others_evidence(evidence, mask, groups)[1])
