@@ -4,7 +4,8 @@
 - ``python examples/train_cast.py loss.maps=none advantage=scalar`` is the ablation: Flow-GRPO's scalar
   advantage and no maps (add ``loss.ratio=sample loss.clip_epsilon=1e-3`` for its ratio per image, too).
 
-Every setting is in ``config/train_cast.yaml``. Results land in ``runs/train_cast/<time>``.
+Every setting is in ``config/train_cast.yaml``. Results land in ``runs/train_cast/<time>``; to go on with a run that was
+killed, give its folder: ``hydra.run.dir=runs/train_cast/<time>``.
 """
 
 import json
@@ -13,13 +14,14 @@ from pathlib import Path
 import hydra
 import torch
 from omegaconf import DictConfig
+from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement, TensorDictReplayBuffer
 from torchrl.envs import TransformedEnv
 from torchrl.record.loggers.utils import get_logger
 from tqdm import tqdm
 
-from cast_rl.backbones import Backbone, load_backbone
+from cast_rl.backbones import load_backbone
 from cast_rl.envs import AtomRewardTransform, DenoisingEnv
 from cast_rl.evaluation import evaluate
 from cast_rl.judges import load_judge
@@ -29,32 +31,21 @@ from cast_rl.optim import GuardedStep
 from cast_rl.pictures import before_after, learning_curve
 from cast_rl.policy import make_policy
 from cast_rl.prompt_bank import PromptBank
+from cast_rl.seeding import derive_seed
 from cast_rl.window import UniformWindow
-
-
-def load_model(cfg: DictConfig) -> Backbone:
-    """The pipeline, with what is to be trained made trainable."""
-    source = GENERATOR if cfg.model.source == "miniature" else cfg.model.source
-    backbone = load_backbone(source, dtype=cfg.model.dtype, device=cfg.device, guidance=cfg.model.guidance)
-    rank, alpha = cfg.model.lora_rank, cfg.model.lora_alpha
-    if cfg.model.train == "lora" and rank is not None:
-        backbone.add_lora(rank, alpha)
-    elif cfg.model.train == "all" and rank is None and alpha is None:
-        # The KL term needs the model before training: LoRA has it with adapters off, full fine-tuning keeps a copy.
-        backbone.train_all(keep_reference=cfg.loss.kl_coeff is not None)
-    else:
-        raise ValueError(
-            f"model.train={cfg.model.train} with model.lora_rank={rank} and model.lora_alpha={alpha}: use "
-            "model.train=all without them, or model.train=lora with a rank"
-        )
-    return backbone
 
 
 @hydra.main(config_path="config", config_name="train_cast", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
     torch.manual_seed(cfg.seed)
-    backbone = load_model(cfg)
+    source = GENERATOR if cfg.model.source == "miniature" else cfg.model.source
+    backbone = load_backbone(source, dtype=cfg.model.dtype, device=cfg.device, guidance=cfg.model.guidance)
+    if cfg.model.lora is not None:
+        backbone.add_lora(**cfg.model.lora)
+    else:
+        # The KL term needs the model before training: LoRA has it with adapters off, full fine-tuning keeps a copy.
+        backbone.train_all(keep_reference=cfg.loss.kl_coeff is not None)
     size = {"height": cfg.model.height, "width": cfg.model.width, "steps": cfg.model.steps}
     judge = load_judge(cfg.judge)
 
@@ -76,19 +67,11 @@ def main(cfg: DictConfig) -> None:
         group_size=cfg.rollout.group_size,
         window=UniformWindow(cfg.rollout.first_start, cfg.rollout.last_start, cfg.rollout.window_width),
         seed=cfg.seed,
+        share_noise=cfg.rollout.share_noise,
     )
     atom_reward = AtomRewardTransform(judge, train, grid=base_env.latent_shape[1:])
     env = TransformedEnv(base_env, atom_reward)
     policy = make_policy(backbone, bank, base_env.sigmas, **noise)
-    frames = base_env.batch_size[0] * base_env.episode_length
-    collector = Collector(
-        env,
-        policy,
-        frames_per_batch=frames,
-        total_frames=frames * cfg.iterations,
-        device=cfg.device,
-        auto_register_policy_transforms=False,
-    )
 
     # On the way into the buffer trajectories become window steps with advantages.
     advantage = AtomAdvantage(
@@ -115,12 +98,28 @@ def main(cfg: DictConfig) -> None:
     logger = get_logger(cfg.log.backend, logger_name=str(folder), experiment_name="log")
 
     before = evaluate(backbone, judge, held_out, held_out_bank, **size)
-    rewards = []
-    progress = tqdm(collector, total=cfg.iterations, desc="train", unit="iteration")
-    for iteration, data in enumerate(progress):
+    state = {"iteration": 0, "rewards": []}
+    weights = torch.nn.ParameterList(backbone.trainable_parameters())
+    checkpoint = Checkpoint(weights=weights, optimizer=optimizer, state=state)
+    if (folder / "checkpoint").exists():
+        checkpoint.load(folder / "checkpoint")
+    base_env.iteration = state["iteration"]
+
+    collector = Collector(
+        env,
+        policy,
+        frames_per_batch=base_env.batch_size[0] * base_env.episode_length,
+        device=cfg.device,
+        auto_register_policy_transforms=False,
+    )
+    rollouts = iter(collector)
+    progress = tqdm(range(state["iteration"], cfg.iterations), desc="train", unit="iteration")
+    for iteration in progress:
+        # Randomness is a function of the iteration, so that a resumed run repeats an uninterrupted one.
+        torch.manual_seed(derive_seed(cfg.seed, iteration))
         buffer.empty()
-        buffer.extend(data)
-        rewards.append(advantage.stats["mean_score"])
+        buffer.extend(next(rollouts))
+        state["rewards"].append(advantage.stats["mean_score"])
         logs = []
         for _ in range(cfg.optim.epochs):
             for batch in buffer:
@@ -133,9 +132,12 @@ def main(cfg: DictConfig) -> None:
         # On fresh data the ratio is 1; what is left is how far training recomputes other log-probabilities.
         metrics["first_pass_log_ratio"] = logs[0]["max_abs_log_ratio"]
         logger.log_metrics(metrics | advantage.stats | atom_reward.counts | {"skipped": guard.skipped}, step=iteration)
-        progress.set_postfix(reward=f"{rewards[-1]:.3f}", grad=f"{metrics['grad_norm']:.2g}")
+        progress.set_postfix(reward=f"{state['rewards'][-1]:.3f}", grad=f"{metrics['grad_norm']:.2g}")
+        state["iteration"] = iteration + 1
+        if state["iteration"] % cfg.checkpoint_every == 0:
+            checkpoint.save(folder / "checkpoint")
     collector.shutdown()
-    if cfg.model.train == "lora":
+    if cfg.model.lora is not None:
         backbone.save_lora(folder / "lora")
     else:
         backbone.save(folder / "pipeline")
@@ -144,7 +146,7 @@ def main(cfg: DictConfig) -> None:
     report = {"before": before.figures(), "after": after.figures()}
     (folder / "held_out.json").write_text(json.dumps(report, indent=2))
     before_after(before, after, folder / "before_after.png", cfg.log.pictures)
-    learning_curve(rewards, folder / "reward.png")
+    learning_curve(state["rewards"], folder / "reward.png")
     print(f"{'held-out':>18s}  before   after")
     for name, value in report["before"].items():
         print(f"{name:>18s}  {value:6.3f}  {report['after'][name]:6.3f}")

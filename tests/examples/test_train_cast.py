@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,7 @@ def train(folder: Path, *overrides: str, expect: int = 0) -> str:
 def test_lora_run_leaves_figures_pictures_logs_and_a_loadable_lora(tmp_path):
     out = train(
         tmp_path,
-        "model.train=lora",
-        "model.lora_rank=4",
-        "model.lora_alpha=8",
+        "model.lora={rank: 4, alpha: 8}",
         "optim.learning_rate=0.01",
         "loss.kl_coeff=0.1",
     )
@@ -67,9 +66,30 @@ def test_flow_grpo_ablation_trains_all_weights_and_saves_a_pipeline(tmp_path):
     assert len(moved) > len(before) / 2 and all(v.isfinite().all() for v in after.values())
 
 
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_numbers(tmp_path):
+    options = ("iterations=4", "checkpoint_every=1", "optim.learning_rate=1e-3")
+    train(tmp_path / "whole", *options)
+    command = [sys.executable, str(SCRIPT), *SMALL, *options, f"hydra.run.dir={tmp_path / 'killed'}"]
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    saved = tmp_path / "killed" / "checkpoint"
+    deadline = time.monotonic() + 240
+    while not saved.exists() and started.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started.kill()
+    assert started.wait() == -9, "it ended before it could be killed"
+    train(tmp_path / "killed", *options)
+    whole, resumed = (
+        DiffusionPipeline.from_pretrained(tmp_path / name / "pipeline").transformer.state_dict()
+        for name in ("whole", "killed")
+    )
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert (tmp_path / "whole" / "held_out.json").read_text() == (tmp_path / "killed" / "held_out.json").read_text()
+
+
 @pytest.mark.parametrize(
     ("override", "named"),
-    [("loss.clip_epsilonn=0.1", "clip_epsilonn"), ("model.lora_rank=4", "use model.train=all without them")],
+    [("loss.clip_epsilonn=0.1", "clip_epsilonn"), ("model.lora={ranks: 4}", "ranks")],
 )
 def test_settings_that_cannot_be_meant_are_named(tmp_path, override, named):
     assert named in train(tmp_path, override, expect=1)
