@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from cast_rl.backbones.single_frame import single_frame_vae
 from cast_rl.miniature.assemble import assemble, build_text_encoder, build_tokenizer, build_transformer
-from cast_rl.miniature.captions import CAREFUL, SLOPPY, caption
+from cast_rl.miniature.captions import caption
 from cast_rl.miniature.muon import BatchedMuon
 from cast_rl.miniature.render import layouts, render
-from cast_rl.miniature.schedule import DECAY_FROM, rate
+from cast_rl.miniature.schedule import rate
 from cast_rl.miniature.vocabulary import TRAIN_GROUPS, is_held_out, sample_graph
 from cast_rl.scene_graph import SceneGraph
 
@@ -52,10 +52,7 @@ def tokenize(pipe: QwenImagePipeline, texts: list[str]) -> tuple[Tensor, Tensor]
 
 @torch.no_grad()
 def make_chunk(pipe: QwenImagePipeline, index: int) -> dict[str, Tensor]:
-    """One part of the training set: packed latents ``(N, 36, 4C)`` float16, normalised, and captions as tokens.
-
-    ``ids`` and ``mask (N, 2, 96)`` hold a careful and a sloppy caption of each scene.
-    """
+    """One part of the training set: packed latents ``(N, 36, 4C)`` float16, normalised, tokens and mask ``(N, 96)``."""
     rng, g = random.Random(1000 + index), torch.Generator().manual_seed(1000 + index)
     graphs = training_graphs(CHUNK, rng)
     mean = torch.tensor(pipe.vae.config.latents_mean).view(1, -1, 1, 1)
@@ -65,11 +62,10 @@ def make_chunk(pipe: QwenImagePipeline, index: int) -> dict[str, Tensor]:
         images = render(layouts(graphs[at : at + 200], g), g)[0] * 2 - 1
         z = (pipe.vae.encode(images[:, :, None]).latent_dist.sample(g)[:, :, 0] - mean) / std
         packed.append(pipe._pack_latents(z, *z.shape).half())
-    ids, mask = tokenize(pipe, [caption(graph, rng, how) for graph in graphs for how in (CAREFUL, SLOPPY)])
+    ids, mask = tokenize(pipe, [caption(graph, rng) for graph in graphs])
     pad = (0, 96 - ids.shape[1])
-    ids = nn.functional.pad(ids, pad, value=pipe.tokenizer.pad_token_id).short().unflatten(0, (-1, 2))
-    mask = nn.functional.pad(mask, pad).bool().unflatten(0, (-1, 2))
-    return {"latents": torch.cat(packed), "ids": ids, "mask": mask}
+    ids = nn.functional.pad(ids, pad, value=pipe.tokenizer.pad_token_id)
+    return {"latents": torch.cat(packed), "ids": ids.short(), "mask": nn.functional.pad(mask, pad).bool()}
 
 
 def training_set(pipe: QwenImagePipeline, folder: Path) -> dict[str, Tensor]:
@@ -187,9 +183,7 @@ def train_generator(
         epoch, at = divmod(step * BATCH, len(data["ids"]) // BATCH * BATCH)
         order = torch.randperm(len(data["ids"]), generator=torch.Generator().manual_seed(epoch))
         rows = order[at : at + BATCH][rank::world]
-        # What the words mean is learned from careful captions; while the rate falls, captions are sloppy.
-        sloppy = int(step >= DECAY_FROM * steps)
-        ids, mask = data["ids"][rows, sloppy].long(), data["mask"][rows, sloppy]
+        ids, mask = data["ids"][rows].long(), data["mask"][rows]
         drop = torch.rand(len(rows)) < DROP_CAPTION
         ids[drop, : len(empty_ids)], mask[drop] = empty_ids, torch.arange(mask.shape[1]) < len(empty_ids)
         length = int(mask.sum(1).max())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cast_rl.miniature import miniature_prompts
-from cast_rl.miniature.captions import CAREFUL, SLOPPY, caption
+from cast_rl.miniature.captions import caption
 from cast_rl.miniature.pretrain_generator import training_graphs
 from cast_rl.miniature.render import GAP, SIZE, layouts, render, render_graphs
 from cast_rl.miniature.vocabulary import MAX_OBJECTS, sample_graphs
@@ -61,12 +61,11 @@ def test_too_many_objects_are_refused():
         render_graphs([SceneGraph((Entity("circle", 7, ("red",)),))], 0)
 
 
-@pytest.mark.parametrize(("sloppiness", "least", "most"), [(CAREFUL, 0.85, 0.95), (SLOPPY, 0.5, 0.75)])
-def test_captions_are_sloppy_now_and_then(sloppiness, least, most):
+def test_captions_are_sloppy_now_and_then():
     rng = random.Random(0)
     graphs = training_graphs(3000, rng)
-    captions = [caption(g, rng, sloppiness) for g in graphs]
+    captions = [caption(g, rng) for g in graphs]
     same = sum(text == g.render()[0] for text, g in zip(captions, graphs, strict=True)) / len(graphs)
-    assert least < same < most
+    assert 0.7 < same < 0.95, "most captions are right, some are not"
     forbidden = set(miniature_prompts(2000, 0, held_out=True).texts)
     assert not forbidden & set(captions), "a mistake must not teach what is held out"
