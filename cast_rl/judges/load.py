@@ -6,7 +6,7 @@ from cast_rl.judges.base import Judge
 
 
 def load_judge(source: str) -> Judge:
-    """The judge that ``source`` names; the miniature's exact oracle is ``"oracle"``.
+    """The judge that ``source`` names: ``"oracle"``, the miniature's exact one, or ``"soft_oracle"``, an unsure one.
 
     Raises:
         ValueError: an unknown name, with the known ones.
@@ -16,7 +16,11 @@ def load_judge(source: str) -> Judge:
         from cast_rl.miniature.oracle import Oracle
 
         return Oracle()
+    if source == "soft_oracle":
+        from cast_rl.miniature.soft_oracle import SoftOracle
+
+        return SoftOracle()
     raise ValueError(
-        f"unknown judge {source!r}; known: 'oracle', the exact judge of the miniature. In Python any callable with "
-        "the protocol of cast_rl.judges.Judge can be given to AtomRewardTransform"
+        f"unknown judge {source!r}; known: 'oracle', the exact judge of the miniature, 'soft_oracle', an unsure one. "
+        "In Python any callable with the protocol of cast_rl.judges.Judge can be given to AtomRewardTransform"
     )

@@ -31,7 +31,13 @@ WINDOW = 19  # pixels; the side of the square in which a patch is fitted
 
 @dataclass(frozen=True)
 class Found:
-    """A patch of one colour: ``shape`` is None if it fits no known one; ``mask (S, S)`` bool; the rest in pixels."""
+    """A patch of one colour; positions and areas in pixels.
+
+    Args:
+        shape: the one it fits best, None if it fits none.
+        fits: soft IoU in [0, 1] with each of :data:`SHAPES`, of which ``iou`` is the largest.
+        mask: ``(S, S)`` bool.
+    """
 
     shape: str | None
     color: str
@@ -39,6 +45,7 @@ class Found:
     y: float
     area: float
     iou: float
+    fits: tuple[float, ...]
     mask: np.ndarray
 
 
@@ -157,7 +164,8 @@ def parse(images: Tensor) -> list[list[Found]]:
     axis = torch.arange(WINDOW) + 0.5
     area = cover.sum((1, 2)).clamp(min=1e-3)
     x, y = (cover.sum(1) @ axis) / area, (cover.sum(2) @ axis) / area
-    iou, shape = _fit(cover, x, y, area).max(1)
+    fits = _fit(cover, x, y, area)
+    iou, shape = fits.max(1)
     for m, (plane, mask) in enumerate(patches):
         b, c = divmod(plane, len(COLORS))
         known = iou[m] >= MIN_IOU and AREA[0] <= area[m] <= AREA[1]
@@ -173,6 +181,7 @@ def parse(images: Tensor) -> list[list[Found]]:
                 y=float(y[m]) + top,
                 area=float(area[m]),
                 iou=float(iou[m]),
+                fits=tuple(fits[m].tolist()),
                 mask=region if region.any() else mask,
             )
         )
@@ -184,10 +193,10 @@ def _of(entity, objects: Sequence[Found], colors: bool) -> list[Found]:
     return [o for o in objects if o.shape == entity.noun and (not colors or o.color in entity.attributes)]
 
 
-def _beyond(predicate: str, a: Sequence[Found], b: Sequence[Found]) -> bool:
-    """Whether every object of ``a`` lies ``predicate`` every object of ``b``."""
+def beyond_by(predicate: str, a: Found, b: Found) -> float:
+    """How many pixels the centre of ``a`` lies ``predicate`` that of ``b``; negative on the wrong side."""
     axis, sign = {"left of": ("x", 1), "right of": ("x", -1), "above": ("y", 1), "below": ("y", -1)}[predicate]
-    return all(sign * (getattr(q, axis) - getattr(p, axis)) > MARGIN for p in a for q in b)
+    return sign * (getattr(b, axis) - getattr(a, axis))
 
 
 def check(atom: Atom, objects: Sequence[Found]) -> tuple[bool, list[Found]]:
@@ -218,7 +227,7 @@ def check(atom: Atom, objects: Sequence[Found]) -> tuple[bool, list[Found]]:
         return len(seen) == atom.value, seen
     if atom.skill == "position":
         a, b = (_of(e, objects, colors=atom.qualified) for e in atom.entities)
-        return bool(a and b) and _beyond(atom.value, a, b), a + b
+        return bool(a and b) and all(beyond_by(atom.value, p, q) > MARGIN for p in a for q in b), a + b
     if atom.skill == "scene":
         return len(objects) == atom.value, list(objects)
     raise ValueError(f"the oracle knows no skill {atom.skill!r}; it knows object, attribute, count, position and scene")

@@ -1,0 +1,113 @@
+"""The oracle as a judge that is unsure, as a vision-language model is: every score is a probability.
+
+A patch of colour is a given shape with a probability that grows with how well it fits, and the probability of a fact
+follows from those, patches being independent. An image that nearly shows a fact scores higher than one that does not,
+which gives reinforcement learning more to go by than yes and no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import torch
+from scipy.special import expit, softmax
+from torch import Tensor
+
+from cast_rl.judges.base import Judgement
+from cast_rl.miniature.oracle import AREA, MARGIN, MIN_AREA, MIN_IOU, Found, beyond_by, parse
+from cast_rl.miniature.vocabulary import SHAPES
+from cast_rl.scene_graph import Atom, Entity
+
+IOU_SCALE = 0.05  # how unsure: widths of the logistic curves that replace the exact oracle's thresholds
+SHAPE_SCALE = 0.04
+AREA_SCALE = 6.0  # pixels
+PLACE_SCALE = 1.5  # pixels
+
+Belief = tuple[Found, float]
+
+
+def _above(value: float, threshold: float, scale: float) -> float:
+    """Logistic in place of ``value > threshold``."""
+    return float(expit((value - threshold) / scale))
+
+
+def shape_chances(found: Found) -> dict[str, float]:
+    """The probability that a patch is one object of each shape; what is missing to 1 is that it is none."""
+    one = _above(found.iou, MIN_IOU, IOU_SCALE)
+    one *= _above(found.area, AREA[0], AREA_SCALE) * _above(-found.area, -AREA[1], AREA_SCALE)
+    which = softmax(np.array(found.fits) / SHAPE_SCALE).tolist()
+    return {shape: one * p for shape, p in zip(SHAPES, which, strict=True)}
+
+
+def exactly(chances: Sequence[float], n: int) -> float:
+    """The probability that ``n`` of independent events happen (Poisson binomial distribution)."""
+    distribution = [1.0]
+    for p in chances:
+        happened, not_yet = [0.0, *distribution], [*distribution, 0.0]
+        distribution = [a * p + b * (1 - p) for a, b in zip(happened, not_yet, strict=True)]
+    return distribution[n] if n < len(distribution) else 0.0
+
+
+def _any(beliefs: Sequence[Belief]) -> float:
+    return 1 - prod(1 - p for _, p in beliefs)
+
+
+def chance(atom: Atom, objects: Sequence[tuple[Found, dict[str, float]]]) -> tuple[float, list[Belief]]:
+    """The probability that an atom holds, and the patches that would show it with their weights.
+
+    ``objects`` are patches with their :func:`shape_chances`. The facts are those of `cast_rl.miniature.oracle.check`.
+    """
+
+    def of(entity: Entity, colors: bool) -> list[Belief]:
+        return [(o, p[entity.noun]) for o, p in objects if not colors or o.color in entity.attributes]
+
+    entity = atom.entities[0]
+    if atom.skill == "object":
+        seen = of(entity, colors=False)
+        return _any(seen), seen
+    if atom.skill == "attribute":
+        kin = of(entity, colors=False)
+        if atom.qualified:
+            right = [(o, p) for o, p in kin if o.color == atom.value]
+            return _any(right), right or kin
+        return _any(kin) * prod(1 - p for o, p in kin if o.color != atom.value), kin
+    if atom.skill == "count":
+        seen = of(entity, colors=atom.qualified)
+        return exactly([p for _, p in seen], atom.value), seen
+    if atom.skill == "position":
+        a, b = (of(e, colors=atom.qualified) for e in atom.entities)
+        beyond = prod(
+            1 - p * q * (1 - _above(beyond_by(atom.value, o, other), MARGIN, PLACE_SCALE))
+            for o, p in a
+            for other, q in b
+        )
+        return _any(a) * _any(b) * beyond, a + b
+    if atom.skill == "scene":
+        seen = [(o, _above(o.area, 2 * MIN_AREA, MIN_AREA / 2)) for o, _ in objects]
+        return exactly([p for _, p in seen], atom.value), seen
+    raise ValueError(f"the oracle knows no skill {atom.skill!r}")
+
+
+class SoftOracle:
+    """The judge protocol over :func:`chance`; evidence is the region of the patches, weighted by their chances."""
+
+    def __call__(self, images: Tensor, atoms: Sequence[Sequence[Atom]]) -> Judgement:
+        """Judge ``images (B, 3, S, S)`` in [0, 1]: scores and mask ``(B, K)``, evidence ``(B, K, S, S)``."""
+        if len(atoms) != len(images):
+            raise ValueError(f"got {len(images)} images but atoms for {len(atoms)}")
+        B, K = len(images), max((len(a) for a in atoms), default=0)
+        scores = torch.zeros(B, K)
+        mask = torch.zeros(B, K, dtype=torch.bool)
+        evidence = torch.zeros(B, K, *images.shape[-2:])
+        for b, found in enumerate(parse(images)):
+            objects = [(o, shape_chances(o)) for o in found]
+            for k, atom in enumerate(atoms[b]):
+                scores[b, k], seen = chance(atom, objects)
+                mask[b, k] = True
+                region = np.max([o.mask * p for o, p in seen], axis=0, initial=0.0) if seen else np.zeros(1)
+                if region.mean() > 1e-3:  # nothing worth looking at otherwise
+                    evidence[b, k] = torch.from_numpy(region / region.mean())
+        device = images.device
+        return Judgement(scores.to(device), mask.to(device), evidence.to(device))

@@ -1,0 +1,56 @@
+"""The unsure oracle: a probability that follows the exact one, and moves where that one jumps."""
+
+import itertools
+
+import pytest
+import torch
+
+from cast_rl.judges import load_judge
+from cast_rl.miniature.oracle import Oracle
+from cast_rl.miniature.render import render_graphs
+from cast_rl.miniature.soft_oracle import SoftOracle, exactly
+from cast_rl.miniature.vocabulary import sample_graphs
+from cast_rl.scene_graph import Entity, SceneGraph
+
+GRAPHS = sample_graphs(200, 12, held_out=True)
+
+
+def test_it_agrees_with_the_exact_oracle_on_clear_scenes():
+    images = render_graphs(GRAPHS, seed=3)
+    # Scenes paired with each other's prompts, so that many facts do not hold.
+    atoms = [g.atoms() for g in GRAPHS[1:] + GRAPHS[:1]]
+    for asked in ([g.atoms() for g in GRAPHS], atoms):
+        soft, exact = SoftOracle()(images, asked), Oracle()(images, asked)
+        assert torch.equal(soft.mask, exact.mask)
+        assert ((soft.scores > 0.5) == (exact.scores > 0.5))[exact.mask].float().mean() > 0.99
+        assert soft.scores.min() >= 0 and soft.scores.max() <= 1
+        mean = soft.evidence.mean((-2, -1))[exact.mask]
+        assert ((mean - 1).abs().lt(1e-4) | (mean == 0)).all()
+
+
+def test_a_score_moves_with_the_image():
+    graph = SceneGraph((Entity("circle", 2, ("red",)), Entity("square", 1, ("blue",))), closed=True)
+    image = render_graphs([graph], seed=1)
+    noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
+    images = torch.cat([image + level * noise for level in torch.linspace(0, 0.5, 11)]).clamp(0, 1)
+    atoms = [graph.atoms()] * 11
+    soft, exact = SoftOracle()(images, atoms).scores, Oracle()(images, atoms).scores
+    assert len(soft.unique()) > 3 * len(exact.unique())
+    assert ((soft > 0.05) & (soft < 0.95)).any()
+
+
+def test_exactly_is_the_sum_over_all_outcomes():
+    chances = [0.9, 0.2, 0.65, 0.0]
+    for n in range(6):
+        expected = sum(
+            torch.tensor([p if hit else 1 - p for p, hit in zip(chances, outcome, strict=True)]).prod().item()
+            for outcome in itertools.product((0, 1), repeat=4)
+            if sum(outcome) == n
+        )
+        assert exactly(chances, n) == pytest.approx(expected, abs=1e-6)
+
+
+def test_it_is_loaded_by_name():
+    assert isinstance(load_judge("soft_oracle"), SoftOracle)
+    with pytest.raises(ValueError, match="2 images but atoms for 1"):
+        SoftOracle()(torch.zeros(2, 3, 48, 48), [GRAPHS[0].atoms()])
