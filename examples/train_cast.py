@@ -45,9 +45,9 @@ def main(cfg: DictConfig) -> None:
         backbone.add_lora(**cfg.model.lora)
     else:
         # The KL term needs the model before training: LoRA has it with adapters off, full fine-tuning keeps a copy.
-        backbone.train_all(keep_reference=cfg.loss.kl_coeff is not None)
+        backbone.train_all(keep_reference=cfg.loss.kl_coeff is not None, only=cfg.model.weights)
     size = {"height": cfg.model.height, "width": cfg.model.width, "steps": cfg.model.steps}
-    judge = load_judge(cfg.judge)
+    judge, examiner = load_judge(cfg.judge), load_judge(cfg.prompts.held_out_judge)
 
     # Prompts are encoded once; from here on a prompt is an integer.
     train = miniature_prompts(cfg.prompts.train, seed=1000 + cfg.seed, held_out=False)
@@ -97,7 +97,7 @@ def main(cfg: DictConfig) -> None:
     guard = GuardedStep(optimizer, max_norm=cfg.optim.max_grad_norm, max_bad_steps=cfg.optim.max_bad_steps)
     logger = get_logger(cfg.log.backend, logger_name=str(folder), experiment_name="log")
 
-    before = evaluate(backbone, judge, held_out, held_out_bank, **size)
+    before = evaluate(backbone, examiner, held_out, held_out_bank, **size)
     state = {"iteration": 0, "rewards": []}
     weights = torch.nn.ParameterList(backbone.trainable_parameters())
     checkpoint = Checkpoint(weights=weights, optimizer=optimizer, state=state)
@@ -142,7 +142,7 @@ def main(cfg: DictConfig) -> None:
     else:
         backbone.save(folder / "pipeline")
 
-    after = evaluate(backbone, judge, held_out, held_out_bank, **size)
+    after = evaluate(backbone, examiner, held_out, held_out_bank, **size)
     report = {"before": before.figures(), "after": after.figures()}
     (folder / "held_out.json").write_text(json.dumps(report, indent=2))
     before_after(before, after, folder / "before_after.png", cfg.log.pictures)

@@ -257,9 +257,10 @@ class Backbone(ABC):
         """
         finetuning.load_lora(self.pipe, folder)
 
-    def train_all(self, keep_reference: bool) -> None:
-        """Make every weight of the transformer trainable; `keep_reference` keeps a frozen copy beside it.
+    def train_all(self, keep_reference: bool, only: Sequence[str] | None = None) -> None:
+        """Make the transformer's weights trainable; `keep_reference` keeps a frozen copy beside it.
 
+        With `only`, those whose names contain one of these, such as ``["attn.", "txt_mlp"]``; the others stay frozen.
         Load the model in float32 for this: in bfloat16 most small updates round to nothing, which is warned of.
         """
         if self.dtype != torch.float32:
@@ -268,7 +269,7 @@ class Backbone(ABC):
                 "backbone with dtype='float32', or train a LoRA, whose weights are float32 on any base",
                 stacklevel=2,
             )
-        self._frozen_copy = finetuning.train_all(self.pipe.transformer, keep_reference)
+        self._frozen_copy = finetuning.train_all(self.pipe.transformer, keep_reference, only)
 
     def save(self, folder: str | Path) -> None:
         """Write the whole pipeline in diffusers' format, for `DiffusionPipeline.from_pretrained(folder)`."""

@@ -120,12 +120,19 @@ def load_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
     set_peft_model_state_dict(pipe.transformer, exact, adapter_name=ADAPTER)
 
 
-def train_all(transformer: nn.Module, keep_reference: bool) -> nn.Module | None:
-    """Unfreeze all weights; returns a frozen copy of them, or None."""
+def train_all(transformer: nn.Module, keep_reference: bool, only: Sequence[str] | None = None) -> nn.Module | None:
+    """Unfreeze all weights, or those whose names contain one of `only`; returns a frozen copy of them, or None."""
     if has_adapters(transformer):
         raise RuntimeError("train_all: the transformer has LoRA adapters; load a fresh backbone.")
+    names = [name for name, _ in transformer.named_parameters()]
+    for part in only or ():
+        if not any(part in name for name in names):
+            parts = sorted({piece for name in names for piece in name.split(".")})
+            near = difflib.get_close_matches(part, parts, n=3, cutoff=0.3)
+            raise ValueError(f"no weight of {type(transformer).__name__} has {part!r} in its name; near ones: {near}.")
     frozen_copy = copy.deepcopy(transformer).requires_grad_(False).eval() if keep_reference else None
-    transformer.requires_grad_(True)
+    for name, parameter in transformer.named_parameters():
+        parameter.requires_grad_(only is None or any(part in name for part in only))
     return frozen_copy
 
 

@@ -2,6 +2,7 @@
 
 from cast_rl.miniature.assemble import WEIGHTS
 from cast_rl.miniature.oracle import Oracle
+from cast_rl.miniature.soft_oracle import SoftOracle
 from cast_rl.miniature.vocabulary import sample_graphs
 from cast_rl.prompts import PromptSet
 
@@ -9,7 +10,7 @@ GENERATOR = WEIGHTS / "generator"
 GUIDANCE = 3.0  # the guidance at which the shipped generator follows prompts best
 STEPS = 10
 
-__all__ = ["GENERATOR", "GUIDANCE", "STEPS", "Oracle", "miniature_prompts"]
+__all__ = ["GENERATOR", "GUIDANCE", "STEPS", "Oracle", "SoftOracle", "miniature_prompts"]
 
 
 def miniature_prompts(n: int, seed: int, *, held_out: bool) -> PromptSet:

@@ -146,7 +146,7 @@ def average_over_processes(parameters: list[Tensor]) -> None:
 
 
 def train_generator(
-    vae: AutoencoderKLQwenImage, folder: Path, steps: int = 5_000, save_every: int = 250
+    vae: AutoencoderKLQwenImage, folder: Path, steps: int = 7_000, save_every: int = 250
 ) -> QwenImagePipeline:
     """Train, or go on training, the generator; checkpoints live in ``folder``. Returns the averaged weights' pipeline.
 

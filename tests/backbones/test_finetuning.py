@@ -244,3 +244,13 @@ def test_mistakes_are_named(lora, qwen_folder, tmp_path):
         plain.load_lora(tmp_path / "nowhere")
     plain.add_lora(rank=2, targets=["attn.to_q"])
     assert len(plain.trainable_parameters()) == 2 * 2
+
+
+def test_some_of_the_weights_are_trained(qwen_folder):
+    backbone = load_backbone(qwen_folder)
+    backbone.train_all(keep_reference=False, only=["txt_mlp", "norm_out"])
+    trained = {name for name, p in backbone.transformer.named_parameters() if p.requires_grad}
+    assert trained and all("txt_mlp" in name or "norm_out" in name for name in trained)
+    assert len(backbone.trainable_parameters()) == len(trained)
+    with pytest.raises(ValueError, match=r"'txt_mpl'.*txt_mlp"):
+        load_backbone(qwen_folder).train_all(keep_reference=False, only=["txt_mpl"])
