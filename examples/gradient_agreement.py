@@ -30,6 +30,7 @@ PLACEMENTS = {
     "even, per atom": AtomAdvantage(maps="none"),
     "even, scalar": AtomAdvantage(maps="none", advantage="scalar"),
 }
+# Parts of names; "norm" and "attn." overlap.
 KINDS = ("img_mod", "txt_mod", "img_mlp", "txt_mlp", "attn.", "time_text_embed", "img_in", "txt_in", "norm", "proj_out")
 
 
@@ -47,11 +48,14 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=1, help="first of the two stochastic steps")
     parser.add_argument("--share-noise", action="store_true", help="one initial noise per group")
     parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
+    if args.batches < 3:
+        parser.error(f"--batches {args.batches}: at least 3 are needed for a standard error")
 
     torch.manual_seed(args.seed)
-    backbone = load_backbone(GENERATOR, guidance=GUIDANCE)
-    backbone.train_all(keep_reference=False)
+    backbone = load_backbone(GENERATOR, guidance=GUIDANCE, device=args.device)
+    backbone.train_weights(keep_reference=False)
     prompts = miniature_prompts(500, seed=77, held_out=False)
     base_env = DenoisingEnv.from_backbone(
         backbone, len(prompts), height=48, width=48, steps=STEPS, window=(args.start, args.start + 2),

@@ -5,7 +5,7 @@
   advantage and no maps (add ``loss.ratio=sample loss.clip_epsilon=1e-3`` for its ratio per image, too).
 
 Every setting is in ``config/train_cast.yaml``. Results land in ``runs/train_cast/<time>``; to go on with a run that was
-killed, give its folder: ``hydra.run.dir=runs/train_cast/<time>``.
+killed, repeat its command line with its folder: ``hydra.run.dir=runs/train_cast/<time>``.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import hydra
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement, TensorDictReplayBuffer
@@ -31,6 +31,7 @@ from cast_rl.optim import GuardedStep
 from cast_rl.pictures import before_after, learning_curve
 from cast_rl.policy import make_policy
 from cast_rl.prompt_bank import PromptBank
+from cast_rl.resume import resume
 from cast_rl.seeding import derive_seed
 from cast_rl.window import UniformWindow
 
@@ -44,8 +45,8 @@ def main(cfg: DictConfig) -> None:
     if cfg.model.lora is not None:
         backbone.add_lora(**cfg.model.lora)
     else:
-        # The KL term needs the model before training: LoRA has it with adapters off, full fine-tuning keeps a copy.
-        backbone.train_all(keep_reference=cfg.loss.kl_coeff is not None, only=cfg.model.weights)
+        # The KL term needs the model before training: LoRA has it with adapters off, otherwise a copy is kept.
+        backbone.train_weights(keep_reference=cfg.loss.kl_coeff is not None, only=cfg.model.weights)
     size = {"height": cfg.model.height, "width": cfg.model.width, "steps": cfg.model.steps}
     judge, examiner = load_judge(cfg.judge), load_judge(cfg.prompts.held_out_judge)
 
@@ -98,11 +99,12 @@ def main(cfg: DictConfig) -> None:
     logger = get_logger(cfg.log.backend, logger_name=str(folder), experiment_name="log")
 
     before = evaluate(backbone, examiner, held_out, held_out_bank, **size)
-    state = {"iteration": 0, "rewards": []}
+    state = {"iteration": 0, "rewards": [], "config": OmegaConf.to_container(cfg, resolve=True)}
     weights = torch.nn.ParameterList(backbone.trainable_parameters())
     checkpoint = Checkpoint(weights=weights, optimizer=optimizer, state=state)
-    if (folder / "checkpoint").exists():
-        checkpoint.load(folder / "checkpoint")
+    free = ["iterations", "checkpoint_every", "device", "log"]
+    if resume(checkpoint, folder / "checkpoint", state, device=cfg.device, may_differ=free):
+        print(f"going on from iteration {state['iteration']}; log rows after it are written again")
     base_env.iteration = state["iteration"]
 
     collector = Collector(
@@ -113,7 +115,8 @@ def main(cfg: DictConfig) -> None:
         auto_register_policy_transforms=False,
     )
     rollouts = iter(collector)
-    progress = tqdm(range(state["iteration"], cfg.iterations), desc="train", unit="iteration")
+    todo = {"initial": state["iteration"], "total": cfg.iterations}
+    progress = tqdm(range(state["iteration"], cfg.iterations), desc="train", unit="iteration", **todo)
     for iteration in progress:
         # Randomness is a function of the iteration, so that a resumed run repeats an uninterrupted one.
         torch.manual_seed(derive_seed(cfg.seed, iteration))
@@ -134,7 +137,7 @@ def main(cfg: DictConfig) -> None:
         logger.log_metrics(metrics | advantage.stats | atom_reward.counts | {"skipped": guard.skipped}, step=iteration)
         progress.set_postfix(reward=f"{state['rewards'][-1]:.3f}", grad=f"{metrics['grad_norm']:.2g}")
         state["iteration"] = iteration + 1
-        if state["iteration"] % cfg.checkpoint_every == 0:
+        if state["iteration"] % cfg.checkpoint_every == 0 or state["iteration"] == cfg.iterations:
             checkpoint.save(folder / "checkpoint")
     collector.shutdown()
     if cfg.model.lora is not None:

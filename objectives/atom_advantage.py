@@ -36,7 +36,7 @@ class AtomAdvantage(Transform):
         advantage: ``"atom"`` normalises each atom within the group; ``"scalar"`` normalises the mean score of
             the valid atoms, as Flow-GRPO does its reward.
         maps: ``"evidence"`` places an image's advantages by its own evidence; ``"others"`` by the mean evidence of the
-            other images of its group, which is independent of the image's noise (see
+            other images of its group, which is independent of the image's own noise (see
             `cast_rl.objectives.functional.others_evidence`); ``"none"`` spreads them evenly.
         uniform, map_cap: see `cast_rl.objectives.functional.temper_evidence`.
         delta: added to the standard deviation (of the population, as in Flow-GRPO).

@@ -71,11 +71,12 @@ def temper_evidence(evidence: Tensor, *, uniform: float = 0.0, map_cap: float | 
 
 
 def others_evidence(evidence: Tensor, mask: Tensor, group_id: Tensor) -> Tensor:
-    """For each image, where the *other* images of its group show each atom: ``(N, K, h, w)`` of unit spatial mean.
+    """For each image, the mean evidence of the *other* images of its group: ``(N, K, h, w)`` of unit spatial mean.
 
-    An image's own evidence depends on the noise whose log-probability it would weight: a found object has a region, a
-    missing one has none, so the expected gradient is not that of any reward. Leaving the image out, as a leave-one-out
-    baseline does (RLOO, arXiv 2402.14740), removes that. Uniform where no other image shows the atom.
+    An image's own evidence depends on the noise whose log-probability it would weight (a found object has a region, a
+    missing one has none), which gives the gradient a direction of its own whatever the reward. Leaving the image out,
+    as a leave-one-out baseline does (RLOO, arXiv 2402.14740), makes the weights independent of that noise. An image with
+    a uniform map votes for everywhere; uniform, too, where no other image has any evidence.
 
     Args:
         evidence: ``(N, K, h, w)``, unit spatial mean, or all 0 where nothing shows the atom; read only where ``mask``.

@@ -218,7 +218,7 @@ class Backbone(ABC):
     def reference(self) -> Iterator[Backbone]:
         """Inside, `velocity` is that of the model before training.
 
-        With LoRA the adapters are off; after ``train_all(keep_reference=True)`` the frozen copy answers.
+        With LoRA the adapters are off; after ``train_weights(keep_reference=True)`` the frozen copy answers.
 
         Raises:
             RuntimeError: full fine-tuning without a copy.
@@ -226,8 +226,8 @@ class Backbone(ABC):
         has_adapters = finetuning.has_adapters(self.transformer)
         if self._frozen_copy is None and not has_adapters and self.trainable_parameters():
             raise RuntimeError(
-                "no reference model: all weights are trained and no copy was kept; "
-                "call train_all(keep_reference=True), or leave the KL term out."
+                "no reference model: its weights are trained and no copy was kept; "
+                "call train_weights(keep_reference=True), or leave the KL term out."
             )
         before, self._in_reference = self._in_reference, True
         try:
@@ -257,7 +257,7 @@ class Backbone(ABC):
         """
         finetuning.load_lora(self.pipe, folder)
 
-    def train_all(self, keep_reference: bool, only: Sequence[str] | None = None) -> None:
+    def train_weights(self, keep_reference: bool, only: Sequence[str] | None = None) -> None:
         """Make the transformer's weights trainable; `keep_reference` keeps a frozen copy beside it.
 
         With `only`, those whose names contain one of these, such as ``["attn.", "txt_mlp"]``; the others stay frozen.
@@ -265,11 +265,11 @@ class Backbone(ABC):
         """
         if self.dtype != torch.float32:
             warnings.warn(
-                f"all weights are trained in {self.dtype}, where most small updates round to nothing; load the "
+                f"weights are trained in {self.dtype}, where most small updates round to nothing; load the "
                 "backbone with dtype='float32', or train a LoRA, whose weights are float32 on any base",
                 stacklevel=2,
             )
-        self._frozen_copy = finetuning.train_all(self.pipe.transformer, keep_reference, only)
+        self._frozen_copy = finetuning.train_weights(self.pipe.transformer, keep_reference, only)
 
     def save(self, folder: str | Path) -> None:
         """Write the whole pipeline in diffusers' format, for `DiffusionPipeline.from_pretrained(folder)`."""

@@ -120,11 +120,13 @@ def load_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
     set_peft_model_state_dict(pipe.transformer, exact, adapter_name=ADAPTER)
 
 
-def train_all(transformer: nn.Module, keep_reference: bool, only: Sequence[str] | None = None) -> nn.Module | None:
+def train_weights(transformer: nn.Module, keep_reference: bool, only: Sequence[str] | None = None) -> nn.Module | None:
     """Unfreeze all weights, or those whose names contain one of `only`; returns a frozen copy of them, or None."""
     if has_adapters(transformer):
-        raise RuntimeError("train_all: the transformer has LoRA adapters; load a fresh backbone.")
+        raise RuntimeError("train_weights: the transformer has LoRA adapters; load a fresh backbone.")
     names = [name for name, _ in transformer.named_parameters()]
+    if only is not None and not only:
+        raise ValueError("train_weights: only=[] would train nothing; give parts of names, or None for all weights.")
     for part in only or ():
         if not any(part in name for name in names):
             parts = sorted({piece for name in names for piece in name.split(".")})

@@ -1,4 +1,4 @@
-"""A world small enough for two CPU cores, in the production classes: scenes, an exact oracle, a tiny generator."""
+"""A world small enough for two CPU cores, in the production classes: scenes, oracles, a tiny generator."""
 
 from cast_rl.miniature.assemble import WEIGHTS
 from cast_rl.miniature.oracle import Oracle

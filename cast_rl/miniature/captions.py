@@ -1,4 +1,4 @@
-"""Captions as sloppy as those of the web: now and then a fact is left out or wrong.
+"""Captions that are a little sloppy, as those of the web are: now and then a fact is left out or wrong.
 
 A generator trained on them draws crisp shapes but binds, counts and places them unreliably, which is what there is for
 reinforcement learning to improve.

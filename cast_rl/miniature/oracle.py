@@ -19,7 +19,7 @@ from torch import Tensor
 from cast_rl.judges.base import Judgement
 from cast_rl.miniature.render import OUTLINES, RGB
 from cast_rl.miniature.vocabulary import COLORS, SHAPES
-from cast_rl.scene_graph import Atom
+from cast_rl.scene_graph import SKILLS, Atom
 
 CHROMA = 0.30  # least difference between the largest and the smallest channel of a coloured pixel
 MIN_AREA = 4  # pixels; below it a patch is sensor noise
@@ -199,6 +199,17 @@ def beyond_by(predicate: str, a: Found, b: Found) -> float:
     return sign * (getattr(b, axis) - getattr(a, axis))
 
 
+def check_atom(atom: Atom) -> None:
+    """Refuses an atom that does not come from a scene graph of this world."""
+    if not atom.entities or any(e.noun not in SHAPES for e in atom.entities):
+        raise ValueError(
+            f"the oracle only judges atoms of the miniature's scene graphs, got {atom.question!r}; other atoms "
+            "need a vision-language judge"
+        )
+    if atom.skill not in SKILLS:
+        raise ValueError(f"the oracle knows no skill {atom.skill!r}; it knows {', '.join(SKILLS)}")
+
+
 def check(atom: Atom, objects: Sequence[Found]) -> tuple[bool, list[Found]]:
     """Whether an atom holds among the objects found, and the objects that show it (the evidence).
 
@@ -207,11 +218,7 @@ def check(atom: Atom, objects: Sequence[Found]) -> tuple[bool, list[Found]]:
     Raises:
         ValueError: an atom that does not come from a scene graph of this world.
     """
-    if not atom.entities or any(e.noun not in SHAPES for e in atom.entities):
-        raise ValueError(
-            f"the oracle only judges atoms of the miniature's scene graphs, got {atom.question!r}; other atoms "
-            "need a vision-language judge"
-        )
+    check_atom(atom)
     entity = atom.entities[0]
     if atom.skill == "object":
         seen = _of(entity, objects, colors=False)
@@ -228,9 +235,7 @@ def check(atom: Atom, objects: Sequence[Found]) -> tuple[bool, list[Found]]:
     if atom.skill == "position":
         a, b = (_of(e, objects, colors=atom.qualified) for e in atom.entities)
         return bool(a and b) and all(beyond_by(atom.value, p, q) > MARGIN for p in a for q in b), a + b
-    if atom.skill == "scene":
-        return len(objects) == atom.value, list(objects)
-    raise ValueError(f"the oracle knows no skill {atom.skill!r}; it knows object, attribute, count, position and scene")
+    return len(objects) == atom.value, list(objects)
 
 
 def unrequested(atoms: Sequence[Atom], objects: Sequence[Found]) -> int:

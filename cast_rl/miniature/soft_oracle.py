@@ -8,6 +8,7 @@ which gives reinforcement learning more to go by than yes and no.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -16,7 +17,7 @@ from scipy.special import expit, softmax
 from torch import Tensor
 
 from cast_rl.judges.base import Judgement
-from cast_rl.miniature.oracle import AREA, MARGIN, MIN_AREA, MIN_IOU, Found, beyond_by, parse
+from cast_rl.miniature.oracle import AREA, MARGIN, MIN_AREA, MIN_IOU, Found, beyond_by, check_atom, parse
 from cast_rl.miniature.vocabulary import SHAPES
 from cast_rl.scene_graph import Atom, Entity
 
@@ -24,6 +25,7 @@ IOU_SCALE = 0.05  # how unsure: widths of the logistic curves that replace the e
 SHAPE_SCALE = 0.04
 AREA_SCALE = 6.0  # pixels
 PLACE_SCALE = 1.5  # pixels
+CERTAIN = 0.02  # below it a possibility is left out of the sum over what patches may be
 
 Belief = tuple[Found, float]
 
@@ -54,11 +56,38 @@ def _any(beliefs: Sequence[Belief]) -> float:
     return 1 - prod(1 - p for _, p in beliefs)
 
 
+def _position(predicate: str, ends: Sequence[Sequence[Belief]]) -> float:
+    """The probability that both ends are there and every object of one lies ``predicate`` every one of the other.
+
+    A sum over what each patch may be: an object of the first end, of the second, or neither. Only patches that are in
+    doubt multiply the terms, and doubts below :data:`CERTAIN` are dropped.
+    """
+    first, second = ({id(o): (o, p) for o, p in end} for end in ends)
+    options = []
+    for key in first | second:
+        found = (first.get(key) or second[key])[0]
+        p, q = (end[key][1] if key in end else 0.0 for end in (first, second))
+        likely = [(role, found, c) for role, c in enumerate((p, q, 1 - p - q)) if c > CERTAIN]
+        if any(role < 2 for role, _, _ in likely):
+            options.append(likely)
+    total = 0.0
+    for roles in product(*options):
+        a, b = ([found for role, found, _ in roles if role == end] for end in (0, 1))
+        if a and b:
+            beyond = prod(_above(beyond_by(predicate, x, y), MARGIN, PLACE_SCALE) for x in a for y in b)
+            total += beyond * prod(c for _, _, c in roles)
+    return total
+
+
 def chance(atom: Atom, objects: Sequence[tuple[Found, dict[str, float]]]) -> tuple[float, list[Belief]]:
     """The probability that an atom holds, and the patches that would show it with their weights.
 
     ``objects`` are patches with their :func:`shape_chances`. The facts are those of `cast_rl.miniature.oracle.check`.
+
+    Raises:
+        ValueError: an atom that does not come from a scene graph of this world.
     """
+    check_atom(atom)
 
     def of(entity: Entity, colors: bool) -> list[Belief]:
         return [(o, p[entity.noun]) for o, p in objects if not colors or o.color in entity.attributes]
@@ -69,25 +98,19 @@ def chance(atom: Atom, objects: Sequence[tuple[Found, dict[str, float]]]) -> tup
         return _any(seen), seen
     if atom.skill == "attribute":
         kin = of(entity, colors=False)
+        right = [(o, p) for o, p in kin if o.color == atom.value]
         if atom.qualified:
-            right = [(o, p) for o, p in kin if o.color == atom.value]
-            return _any(right), right or kin
-        return _any(kin) * prod(1 - p for o, p in kin if o.color != atom.value), kin
+            return _any(right), right if _any(right) > 0.5 else kin
+        return _any(right) * prod(1 - p for o, p in kin if o.color != atom.value), kin
     if atom.skill == "count":
         seen = of(entity, colors=atom.qualified)
         return exactly([p for _, p in seen], atom.value), seen
     if atom.skill == "position":
-        a, b = (of(e, colors=atom.qualified) for e in atom.entities)
-        beyond = prod(
-            1 - p * q * (1 - _above(beyond_by(atom.value, o, other), MARGIN, PLACE_SCALE))
-            for o, p in a
-            for other, q in b
-        )
-        return _any(a) * _any(b) * beyond, a + b
-    if atom.skill == "scene":
-        seen = [(o, _above(o.area, 2 * MIN_AREA, MIN_AREA / 2)) for o, _ in objects]
-        return exactly([p for _, p in seen], atom.value), seen
-    raise ValueError(f"the oracle knows no skill {atom.skill!r}")
+        ends = [of(e, colors=atom.qualified) for e in atom.entities]
+        return _position(atom.value, ends), ends[0] + ends[1]
+    # The scene: every patch counts, whatever it is; the smallest that the exact oracle sees may be noise.
+    seen = [(o, _above(o.area, MIN_AREA, MIN_AREA / 4)) for o, _ in objects]
+    return exactly([p for _, p in seen], atom.value), seen
 
 
 class SoftOracle:

@@ -170,7 +170,7 @@ def test_gradient_checkpointing_changes_no_gradient(qwen_folder, how):
         backbone = load_backbone(qwen_folder, gradient_checkpointing=enabled)
         assert backbone.transformer.gradient_checkpointing is enabled
         torch.manual_seed(0)
-        backbone.add_lora(rank=2) if how == "lora" else backbone.train_all(keep_reference=False)
+        backbone.add_lora(rank=2) if how == "lora" else backbone.train_weights(keep_reference=False)
         velocity_at(backbone).square().mean().backward()
         gradients.append([p.grad for p in backbone.trainable_parameters()])
         backbone.gradient_checkpointing(False)
@@ -184,7 +184,7 @@ def test_gradient_checkpointing_changes_no_gradient(qwen_folder, how):
 def test_full_fine_tuning_trains_all_and_saves_a_pipeline(qwen_folder, tmp_path):
     backbone = load_backbone(qwen_folder, fast_vae=False)
     base = velocity_at(backbone)
-    backbone.train_all(keep_reference=True)
+    backbone.train_weights(keep_reference=True)
     assert len(backbone.trainable_parameters()) == len(list(backbone.transformer.parameters()))
     train(backbone, steps=2)
     trained = velocity_at(backbone)
@@ -202,14 +202,14 @@ def test_full_fine_tuning_trains_all_and_saves_a_pipeline(qwen_folder, tmp_path)
 
 def test_training_all_weights_in_low_precision_is_warned_of(qwen_folder):
     with pytest.warns(UserWarning, match=r"trained in torch\.bfloat16.*dtype='float32'"):
-        load_backbone(qwen_folder, dtype="bfloat16").train_all(keep_reference=False)
+        load_backbone(qwen_folder, dtype="bfloat16").train_weights(keep_reference=False)
 
 
 def test_a_reference_that_was_not_kept_is_an_error(qwen_folder):
     backbone = load_backbone(qwen_folder)
     with backbone.reference():
         velocity_at(backbone)
-    backbone.train_all(keep_reference=False)
+    backbone.train_weights(keep_reference=False)
     with pytest.raises(RuntimeError, match="keep_reference=True"), backbone.reference():
         pass
 
@@ -232,7 +232,7 @@ def test_mistakes_are_named(lora, qwen_folder, tmp_path):
     with pytest.raises(RuntimeError, match="use save_lora"):
         lora.save(tmp_path)
     with pytest.raises(RuntimeError, match="LoRA adapters; load a fresh"):
-        lora.train_all(keep_reference=False)
+        lora.train_weights(keep_reference=False)
     plain = load_backbone(qwen_folder)
     with pytest.raises(ValueError, match=r"'attn\.to_qq' names no Linear .*attn\.to_q"):
         plain.add_lora(rank=2, targets=["attn.to_k", "attn.to_qq"])
@@ -248,9 +248,9 @@ def test_mistakes_are_named(lora, qwen_folder, tmp_path):
 
 def test_some_of_the_weights_are_trained(qwen_folder):
     backbone = load_backbone(qwen_folder)
-    backbone.train_all(keep_reference=False, only=["txt_mlp", "norm_out"])
+    backbone.train_weights(keep_reference=False, only=["txt_mlp", "norm_out"])
     trained = {name for name, p in backbone.transformer.named_parameters() if p.requires_grad}
     assert trained and all("txt_mlp" in name or "norm_out" in name for name in trained)
     assert len(backbone.trainable_parameters()) == len(trained)
     with pytest.raises(ValueError, match=r"'txt_mpl'.*txt_mlp"):
-        load_backbone(qwen_folder).train_all(keep_reference=False, only=["txt_mpl"])
+        load_backbone(qwen_folder).train_weights(keep_reference=False, only=["txt_mpl"])
