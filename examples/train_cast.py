@@ -76,7 +76,11 @@ def main(cfg: DictConfig) -> None:
 
     # On the way into the buffer trajectories become window steps with advantages.
     advantage = AtomAdvantage(
-        advantage=cfg.advantage, maps=cfg.loss.maps, uniform=cfg.loss.uniform, map_cap=cfg.loss.map_cap
+        advantage=cfg.advantage,
+        maps=cfg.loss.maps,
+        uniform=cfg.loss.uniform,
+        map_cap=cfg.loss.map_cap,
+        delta=cfg.delta,
     )
     transitions = base_env.batch_size[0] * cfg.rollout.window_width
     buffer = TensorDictReplayBuffer(

@@ -39,7 +39,9 @@ class AtomAdvantage(Transform):
             other images of its group, which is independent of the image's own noise (see
             `cast_rl.objectives.functional.others_evidence`); ``"none"`` spreads them evenly.
         uniform, map_cap: see `cast_rl.objectives.functional.temper_evidence`.
-        delta: added to the standard deviation (of the population, as in Flow-GRPO).
+        delta: added to the standard deviation (of the population, as in Flow-GRPO). With a judge whose scores are
+            probabilities a small one lets an atom that hardly varies count as much as any other; from 1 on scores are
+            hardly normalised at all (Dr. GRPO, arXiv 2503.20783).
         keep: keys to keep although they lie under ``next``.
 
     Attributes:

@@ -75,8 +75,8 @@ def others_evidence(evidence: Tensor, mask: Tensor, group_id: Tensor) -> Tensor:
 
     An image's own evidence depends on the noise whose log-probability it would weight (a found object has a region, a
     missing one has none), which gives the gradient a direction of its own whatever the reward. Leaving the image out,
-    as a leave-one-out baseline does (RLOO, arXiv 2402.14740), makes the weights independent of that noise. An image with
-    a uniform map votes for everywhere; uniform, too, where no other image has any evidence.
+    as a leave-one-out baseline does (RLOO, arXiv 2402.14740), makes the weights independent of that noise. An image
+    with a uniform map votes for everywhere; uniform, too, where no other image has any evidence.
 
     Args:
         evidence: ``(N, K, h, w)``, unit spatial mean, or all 0 where nothing shows the atom; read only where ``mask``.

@@ -80,6 +80,26 @@ def test_the_map_s_spatial_mean_is_the_scalar(data, options):
     assert even == (options.get("maps") == "none")
 
 
+def test_a_large_delta_weighs_atoms_by_how_much_they_vary(data):
+    data = data.clone()
+    scores = torch.tensor([[0.98, 0.1], [0.99, 0.9], [0.98, 0.1], [0.99, 0.9]]).repeat(2, 1)
+    data["next", "atom_scores"][:, -1, :2] = scores
+    data["next", "atom_mask"][:, -1] = False
+    data["next", "atom_mask"][:, -1, :2] = True
+    small, _ = written(data, maps="none")
+    large, _ = written(data, maps="none", delta=1.0)
+    torch.testing.assert_close(small["advantage"].abs(), torch.ones(16, 1), rtol=0, atol=0.02)
+    mean = scores.mean(1) - scores.mean()
+    torch.testing.assert_close(large.reshape(8, 2)["advantage"][:, 0, 0], mean, rtol=0, atol=0.15)
+    opposed = scores[:, [0, 1]].clone()
+    opposed[:, 0] = opposed[:, 0].flip(0)
+    data["next", "atom_scores"][:, -1, :2] = opposed
+    small, _ = written(data, maps="none")
+    large, _ = written(data, maps="none", delta=1.0)
+    assert small["advantage"].abs().max() < 0.02, "a hundredth of one atom outweighs four fifths of the other"
+    assert (large.reshape(8, 2)["advantage"][:, 0, 0].sign() == (scores[:, 1] - 0.5).sign()).all()
+
+
 def test_others_maps_do_not_see_an_image_s_own_evidence(data):
     changed = data.clone()
     changed["next", "evidence"][2] = changed["next", "evidence"][2].flip(-1)
