@@ -25,10 +25,10 @@ from cast_rl.policy import make_policy
 from cast_rl.prompt_bank import PromptBank
 
 PLACEMENTS = {
-    "own evidence": AtomAdvantage(maps="evidence"),
-    "others' evidence": AtomAdvantage(maps="others"),
-    "even, per atom": AtomAdvantage(maps="none"),
-    "even, scalar": AtomAdvantage(maps="none", advantage="scalar"),
+    "own evidence": {"maps": "evidence"},
+    "others' evidence": {"maps": "others"},
+    "even, per atom": {"maps": "none"},
+    "even, scalar": {"maps": "none", "advantage": "scalar"},
 }
 # Parts of names; "norm" and "attn." overlap.
 KINDS = ("img_mod", "txt_mod", "img_mlp", "txt_mlp", "attn.", "time_text_embed", "img_in", "txt_in", "norm", "proj_out")
@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=6)
     parser.add_argument("--prompts", type=int, default=8, help="per batch, with 12 images each")
     parser.add_argument("--judge", default="soft_oracle", help="oracle or soft_oracle")
+    parser.add_argument("--delta", type=float, default=1.0, help="added to the standard deviation of scores")
     parser.add_argument("--start", type=int, default=1, help="first of the two stochastic steps")
     parser.add_argument("--share-noise", action="store_true", help="one initial noise per group")
     parser.add_argument("--seed", type=int, default=3)
@@ -70,9 +71,9 @@ def main() -> None:
     for _ in tqdm(range(args.batches), desc="batches"):
         with torch.no_grad():
             rollout = env.rollout(base_env.episode_length, policy)
-        for placement, transform in PLACEMENTS.items():
+        for placement, options in PLACEMENTS.items():
             backbone.transformer.zero_grad(set_to_none=True)
-            steps = transform.inv(rollout.clone())
+            steps = AtomAdvantage(**options, delta=args.delta).inv(rollout.clone())
             for part in steps.split(96):
                 (cast_loss(part)["loss_objective"] * len(part) / len(steps)).backward()
             gradients = {
