@@ -6,9 +6,10 @@ speckles go unseen; a patch whose outline fits none of the known shapes has shap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +28,9 @@ MIN_IOU = 0.68  # least overlap with the best-fitting shape, in intersection ove
 AREA = (30.0, 170.0)  # pixels; a shape's area outside this range is not one object of this world
 MARGIN = 1.5  # pixels by which a group must lie beyond the other for a relation to hold
 WINDOW = 19  # pixels; the side of the square in which a patch is fitted
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -245,6 +249,33 @@ def unrequested(atoms: Sequence[Atom], objects: Sequence[Found]) -> int:
     return len(objects) - sum(asked)
 
 
+def judge_all(
+    images: Tensor,
+    atoms: Sequence[Sequence[Atom]],
+    objects_of: Callable[[Tensor], list[T]],
+    judge_one: Callable[[Atom, T], tuple[float, Tensor | None]],
+) -> Judgement:
+    """Every atom of every image ``(B, 3, S, S)``: scores and mask ``(B, K)``, evidence ``(B, K, S, S)``.
+
+    ``objects_of`` turns the images into what is found in each, ``judge_one`` that and an atom into a score and the
+    region that shows it, ``(S, S)``, or None.
+    """
+    if len(atoms) != len(images):
+        raise ValueError(f"got {len(images)} images but atoms for {len(atoms)}")
+    B, K = len(images), max((len(a) for a in atoms), default=0)
+    scores = torch.zeros(B, K)
+    mask = torch.zeros(B, K, dtype=torch.bool)
+    evidence = torch.zeros(B, K, *images.shape[-2:])
+    for b, objects in enumerate(objects_of(images)):
+        for k, atom in enumerate(atoms[b]):
+            scores[b, k], region = judge_one(atom, objects)
+            mask[b, k] = True
+            if region is not None:
+                evidence[b, k] = region / region.mean()
+    device = images.device
+    return Judgement(scores.to(device), mask.to(device), evidence.to(device))
+
+
 class Oracle:
     """The judge protocol over :func:`parse` and :func:`check`: scores are 0 or 1 and never unknown.
 
@@ -254,18 +285,10 @@ class Oracle:
 
     def __call__(self, images: Tensor, atoms: Sequence[Sequence[Atom]]) -> Judgement:
         """Judge ``images (B, 3, S, S)`` in [0, 1]: scores and mask ``(B, K)``, evidence ``(B, K, S, S)``."""
-        if len(atoms) != len(images):
-            raise ValueError(f"got {len(images)} images but atoms for {len(atoms)}")
-        B, K = len(images), max((len(a) for a in atoms), default=0)
-        scores = torch.zeros(B, K)
-        mask = torch.zeros(B, K, dtype=torch.bool)
-        evidence = torch.zeros(B, K, *images.shape[-2:])
-        for b, objects in enumerate(parse(images)):
-            for k, atom in enumerate(atoms[b]):
-                holds, seen = check(atom, objects)
-                scores[b, k], mask[b, k] = float(holds), True
-                if seen:
-                    region = torch.from_numpy(np.any([o.mask for o in seen], axis=0)).float()
-                    evidence[b, k] = region / region.mean()
-        device = images.device
-        return Judgement(scores.to(device), mask.to(device), evidence.to(device))
+        return judge_all(images, atoms, parse, self._judge_one)
+
+    @staticmethod
+    def _judge_one(atom: Atom, objects: Sequence[Found]) -> tuple[float, Tensor | None]:
+        holds, seen = check(atom, objects)
+        region = torch.from_numpy(np.any([o.mask for o in seen], axis=0)).float() if seen else None
+        return float(holds), region

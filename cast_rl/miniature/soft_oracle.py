@@ -17,7 +17,7 @@ from scipy.special import expit, softmax
 from torch import Tensor
 
 from cast_rl.judges.base import Judgement
-from cast_rl.miniature.oracle import AREA, MARGIN, MIN_AREA, MIN_IOU, Found, beyond_by, check_atom, parse
+from cast_rl.miniature.oracle import AREA, MARGIN, MIN_AREA, MIN_IOU, Found, beyond_by, check_atom, judge_all, parse
 from cast_rl.miniature.vocabulary import SHAPES
 from cast_rl.scene_graph import Atom, Entity
 
@@ -118,19 +118,14 @@ class SoftOracle:
 
     def __call__(self, images: Tensor, atoms: Sequence[Sequence[Atom]]) -> Judgement:
         """Judge ``images (B, 3, S, S)`` in [0, 1]: scores and mask ``(B, K)``, evidence ``(B, K, S, S)``."""
-        if len(atoms) != len(images):
-            raise ValueError(f"got {len(images)} images but atoms for {len(atoms)}")
-        B, K = len(images), max((len(a) for a in atoms), default=0)
-        scores = torch.zeros(B, K)
-        mask = torch.zeros(B, K, dtype=torch.bool)
-        evidence = torch.zeros(B, K, *images.shape[-2:])
-        for b, found in enumerate(parse(images)):
-            objects = [(o, shape_chances(o)) for o in found]
-            for k, atom in enumerate(atoms[b]):
-                scores[b, k], seen = chance(atom, objects)
-                mask[b, k] = True
-                region = np.max([o.mask * p for o, p in seen], axis=0, initial=0.0) if seen else np.zeros(1)
-                if region.mean() > 1e-3:  # nothing worth looking at otherwise
-                    evidence[b, k] = torch.from_numpy(region / region.mean())
-        device = images.device
-        return Judgement(scores.to(device), mask.to(device), evidence.to(device))
+        return judge_all(images, atoms, self._objects_of, self._judge_one)
+
+    @staticmethod
+    def _objects_of(images: Tensor) -> list[list[tuple[Found, dict[str, float]]]]:
+        return [[(o, shape_chances(o)) for o in found] for found in parse(images)]
+
+    @staticmethod
+    def _judge_one(atom: Atom, objects: Sequence[tuple[Found, dict[str, float]]]) -> tuple[float, Tensor | None]:
+        score, seen = chance(atom, objects)
+        region = np.max([o.mask * p for o, p in seen], axis=0, initial=0.0) if seen else np.zeros(1)
+        return score, torch.from_numpy(region) if region.mean() > 1e-3 else None  # else nothing worth looking at
