@@ -62,7 +62,7 @@ def main(cfg: DictConfig) -> None:
     base_env = DenoisingEnv.from_backbone(
         backbone,
         len(train),
-        **size,
+        **(size | {"steps": cfg.rollout.steps}),
         **noise,
         prompts_per_batch=cfg.rollout.prompts_per_iteration,
         group_size=cfg.rollout.group_size,

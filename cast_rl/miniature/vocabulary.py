@@ -12,7 +12,7 @@ from cast_rl.scene_graph import Entity, Relation, SceneGraph
 COLORS = ("red", "green", "blue", "yellow", "purple", "orange")
 SHAPES = ("circle", "square", "triangle", "cross")
 RELATIONS = ("left of", "right of", "above", "below")
-MAX_OBJECTS = 6
+MAX_OBJECTS = 4
 HELD_OUT_PERCENT = 15
 
 # Weights of the number of groups (1, 2, 3) in a prompt. Training prompts are mostly simpler than those asked later,
@@ -27,7 +27,7 @@ def is_held_out(graph: SceneGraph) -> bool:
     return any(zlib.crc32(f"{a}|{b}".encode()) % 100 < HELD_OUT_PERCENT for a, b in combinations(kinds, 2))
 
 
-def sample_graph(rng: random.Random, groups: Sequence[float] = TRAIN_GROUPS, relation: float = 0.6) -> SceneGraph:
+def sample_graph(rng: random.Random, groups: Sequence[float] = TRAIN_GROUPS, relation: float = 0.75) -> SceneGraph:
     """One scene graph of one to three groups and at most :data:`MAX_OBJECTS` objects.
 
     Args:
