@@ -33,12 +33,15 @@ from cast_rl.policy import make_policy
 from cast_rl.prompt_bank import PromptBank
 from cast_rl.resume import resume
 from cast_rl.seeding import derive_seed
+from cast_rl.settings import check_counts
 from cast_rl.window import UniformWindow
 
 
 @hydra.main(config_path="config", config_name="train_cast", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
+    at_least_one = ["iterations", "checkpoint_every", "optim.epochs", "optim.batch_size", "log.pictures"]
+    check_counts(cfg, dict.fromkeys(at_least_one, 1) | {"prompts.held_out": 2})
     torch.manual_seed(cfg.seed)
     source = GENERATOR if cfg.model.source == "miniature" else cfg.model.source
     backbone = load_backbone(source, dtype=cfg.model.dtype, device=cfg.device, guidance=cfg.model.guidance)
@@ -99,14 +102,15 @@ def main(cfg: DictConfig) -> None:
     optimizer = torch.optim.AdamW(
         backbone.trainable_parameters(), lr=cfg.optim.learning_rate, weight_decay=cfg.optim.weight_decay
     )
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, cfg.optim.final_rate, total_iters=cfg.iterations)
     guard = GuardedStep(optimizer, max_norm=cfg.optim.max_grad_norm, max_bad_steps=cfg.optim.max_bad_steps)
     logger = get_logger(cfg.log.backend, logger_name=str(folder), experiment_name="log")
 
     before = evaluate(backbone, examiner, held_out, held_out_bank, **size)
     state = {"iteration": 0, "rewards": [], "config": OmegaConf.to_container(cfg, resolve=True)}
     weights = torch.nn.ParameterList(backbone.trainable_parameters())
-    checkpoint = Checkpoint(weights=weights, optimizer=optimizer, state=state)
-    free = ["iterations", "checkpoint_every", "device", "log"]
+    checkpoint = Checkpoint(weights=weights, optimizer=optimizer, schedule=schedule, state=state)
+    free = ["checkpoint_every", "device", "log"]
     if resume(checkpoint, folder / "checkpoint", state, device=cfg.device, may_differ=free):
         print(f"going on from iteration {state['iteration']}; log rows after it are written again")
     base_env.iteration = state["iteration"]
@@ -135,6 +139,7 @@ def main(cfg: DictConfig) -> None:
                 loss.backward()
                 report = guard.step(loss)
                 logs.append({k: v.item() for k, v in terms.items()} | report.gradients())
+        schedule.step()
         metrics = {name: sum(log[name] for log in logs) / len(logs) for name in logs[0]}
         # On fresh data the ratio is 1; what is left is how far training recomputes other log-probabilities.
         metrics["first_pass_log_ratio"] = logs[0]["max_abs_log_ratio"]

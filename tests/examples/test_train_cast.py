@@ -97,7 +97,11 @@ def test_a_killed_run_resumes_to_the_same_numbers(tmp_path):
 
 @pytest.mark.parametrize(
     ("override", "named"),
-    [("loss.clip_epsilonn=0.1", "clip_epsilonn"), ("model.lora={ranks: 4}", "ranks")],
+    [
+        ("loss.clip_epsilonn=0.1", "clip_epsilonn"),
+        ("model.lora={ranks: 4}", "ranks"),
+        ("optim.batch_size=0", "optim.batch_size=0 must be a whole number of at least 1"),
+    ],
 )
 def test_settings_that_cannot_be_meant_are_named(tmp_path, override, named):
     assert named in train(tmp_path, override, expect=1)
