@@ -64,6 +64,35 @@ class Evaluation:
         }
 
 
+def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, float]]:
+    """:meth:`Evaluation.figures` of both, and ``gain``, whose standard errors are those of paired differences.
+
+    Raises:
+        ValueError: the two are not of the same prompts.
+    """
+    if list(before.prompts) != list(after.prompts):
+        raise ValueError("the evaluations are of different prompts; only those of the same ones can be compared")
+    was, now = before.figures(), after.figures()
+    gain = {name: now[name] - was[name] for name in was}
+    for name, difference in {
+        "atom_score_se": after.atom_means - before.atom_means,
+        "all_correct_se": after.all_correct.float() - before.all_correct.float(),
+    }.items():
+        difference = difference[difference.isfinite()]
+        gain[name] = (difference.std() / len(difference) ** 0.5).item()
+    return {"before": was, "after": now, "gain": gain}
+
+
+def table(comparison: dict[str, dict[str, float]]) -> str:
+    """What :func:`compare` returns as lines of text, a figure per line."""
+    lines = [f"{'held-out':>18s}" + "".join(f"{column:>9s}" for column in comparison)]
+    lines += [
+        f"{name:>18s}" + "".join(f"{figures[name]:9.3f}" for figures in comparison.values())
+        for name in comparison["before"]
+    ]
+    return "\n".join(lines)
+
+
 @torch.no_grad()
 def evaluate(
     backbone: Backbone,

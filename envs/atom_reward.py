@@ -1,6 +1,7 @@
 """Per-atom rewards: a judge scores every atom of the finished images and says where it looked."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from tensordict import TensorDictBase
@@ -10,6 +11,9 @@ from torchrl.data import Binary, Bounded, TensorSpec, Unbounded
 from torchrl.envs import Transform
 
 from cast_rl.judges import Judge, ask
+from cast_rl.scene_graph import SKILLS
+
+ATOM_KEYS = ("atom_scores", "atom_mask", "atom_reachable", "atom_weight")
 
 
 class AtomRewardTransform(Transform):
@@ -17,8 +21,11 @@ class AtomRewardTransform(Transform):
 
     - ``atom_scores (B, K)`` in [0, 1], 0 where masked;
     - ``atom_mask (B, K)`` bool: false beyond the prompt's atoms, and where the judge failed;
+    - ``atom_reachable (B, K)`` bool: whether the atoms that an atom depends on all hold (a score above one half, or
+      none), so that it could hold itself: there is no colour of a thing that is not there;
+    - ``atom_weight (B, K)``: the weight of the atom's skill, 0 beyond the prompt's atoms;
     - ``evidence (B, K, h, w)``, each valid atom's map with unit spatial mean, 0 where masked;
-    - ``reward (B, 1)``: mean score over the valid atoms, 0 if there is none.
+    - ``reward (B, 1)``: weighted mean score over the valid atoms, 0 if there is none.
 
     They are declared in the reward spec, so that they exist next to a step only. Before an episode ends they
     are 0. A score that is not finite is masked and counted, never read as 0. An atom without evidence, or
@@ -30,6 +37,7 @@ class AtomRewardTransform(Transform):
         prompts: what ``prompt_id`` indexes; each item has ``atoms``.
         grid: ``(h, w)`` of the evidence, as a rule the latent grid.
         max_atoms: K; by default the largest number of atoms of a prompt.
+        skill_weights: how much the atoms of a skill count, such as ``{"scene": 2}``; 1 for those not named.
         keep_pixels: keep ``pixels`` next to the step; otherwise they are dropped once judged.
 
     Attributes:
@@ -48,13 +56,15 @@ class AtomRewardTransform(Transform):
         *,
         grid: tuple[int, int],
         max_atoms: int | None = None,
+        skill_weights: Mapping[str, float] | None = None,
         keep_pixels: bool = False,
     ):
-        super().__init__(in_keys=["pixels", "prompt_id"], out_keys=["reward", "atom_scores", "atom_mask", "evidence"])
+        super().__init__(in_keys=["pixels", "prompt_id"], out_keys=["reward", *ATOM_KEYS, "evidence"])
         sizes = [len(prompt.atoms) for prompt in prompts]
         most = max(sizes, default=0)
         if max_atoms is not None and most > max_atoms:
             raise ValueError(f"prompt {sizes.index(most)} has {most} atoms, more than max_atoms={max_atoms}")
+        self.skill_weights = _check_weights(skill_weights or {})
         # A judge that is a module must not become a submodule: env.to() and env.state_dict() would claim it.
         self.__dict__["judge"] = judge
         self.prompts = prompts
@@ -68,17 +78,23 @@ class AtomRewardTransform(Transform):
         rows, device = len(done), done.device
         scores = torch.zeros(rows, self.max_atoms, device=device)
         mask = torch.zeros(rows, self.max_atoms, dtype=torch.bool, device=device)
+        reachable, weight = torch.zeros_like(mask), torch.zeros_like(scores)
         evidence = torch.zeros(rows, self.max_atoms, *self.grid, device=device)
         atoms = self._atoms_of(next_tensordict["prompt_id"].reshape(-1).tolist())
         if done.any():
             asked = [atoms[row] for row in done.nonzero().flatten().tolist()]
             judgement = ask(self.judge, next_tensordict["pixels"][done], asked, self.max_atoms)
             scores[done], mask[done] = judgement.scores, judgement.mask
+            reachable[done] = reachable_atoms(judgement.scores, judgement.mask, asked)
+            weight[done] = self._weights_of(asked).to(device)
             evidence[done] = self._evidence_maps(judgement.evidence, judgement.mask)
             self.counts["judged"] += sum(map(len, asked))
             self.counts["failed"] += sum(map(len, asked)) - int(judgement.mask.sum())
-        reward = scores.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
-        next_tensordict.update({"reward": reward, "atom_scores": scores, "atom_mask": mask, "evidence": evidence})
+        counted = torch.where(mask, weight, 0.0)
+        total = counted.sum(-1, keepdim=True)
+        reward = torch.where(total > 0, (scores * counted).sum(-1, keepdim=True) / total, 0.0)
+        next_tensordict.update(dict(zip(ATOM_KEYS, (scores, mask, reachable, weight), strict=True)))
+        next_tensordict.update({"reward": reward, "evidence": evidence})
         return next_tensordict if self.keep_pixels else next_tensordict.exclude("pixels")
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
@@ -88,7 +104,9 @@ class AtomRewardTransform(Transform):
         spec = reward_spec.clone()
         batch, device = spec.shape, spec.device
         spec["atom_scores"] = Bounded(0, 1, (*batch, self.max_atoms), dtype=torch.float32, device=device)
-        spec["atom_mask"] = Binary(shape=(*batch, self.max_atoms), dtype=torch.bool, device=device)
+        for key in ("atom_mask", "atom_reachable"):
+            spec[key] = Binary(shape=(*batch, self.max_atoms), dtype=torch.bool, device=device)
+        spec["atom_weight"] = Unbounded((*batch, self.max_atoms), device=device)
         spec["evidence"] = Unbounded((*batch, self.max_atoms, *self.grid), device=device)
         if not self.keep_pixels:
             del spec["pixels"]
@@ -102,6 +120,11 @@ class AtomRewardTransform(Transform):
             )
         return [self.prompts[i].atoms for i in prompt_ids]
 
+    def _weights_of(self, atoms: Sequence[Sequence]) -> Tensor:
+        """``(B, K)``, 0 beyond the atoms of a row."""
+        rows = [[self.skill_weights.get(getattr(atom, "skill", None), 1.0) for atom in row] for row in atoms]
+        return torch.tensor([row + [0.0] * (self.max_atoms - len(row)) for row in rows], dtype=torch.float32)
+
     def _evidence_maps(self, evidence: Tensor | None, valid: Tensor) -> Tensor:
         """Evidence on the grid, averaged by area to unit spatial mean; uniform where there is none."""
         shown = valid[..., None, None]
@@ -112,3 +135,28 @@ class AtomRewardTransform(Transform):
         mean = maps.mean((-2, -1), keepdim=True)
         self.counts["no_evidence"] += int((valid & (mean == 0).flatten(1)).sum())
         return torch.where(mean > 0, maps / mean.clamp_min(torch.finfo(mean.dtype).tiny), 1.0) * shown
+
+
+def _check_weights(weights: Mapping[str, float]) -> dict[str, float]:
+    for skill, weight in weights.items():
+        if skill not in SKILLS:
+            raise ValueError(f"skill_weights names {skill!r}, which is no skill; skills are {', '.join(SKILLS)}")
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"skill_weights[{skill!r}]={weight} must be finite and not negative")
+    return dict(weights)
+
+
+def reachable_atoms(scores: Tensor, mask: Tensor, atoms: Sequence[Sequence]) -> Tensor:
+    """Which atoms could hold, given those they depend on: ``scores, mask (B, K)`` to bool ``(B, K)``.
+
+    An atom is reachable if all its ``parents`` are, and hold: a score above one half, or none (a failure of the judge
+    says nothing). Parents come before their children. False beyond the atoms of a row.
+    """
+    holds = ((scores > 0.5) | ~mask).tolist()
+    rows = []
+    for row, asked in enumerate(atoms):
+        reachable: list[bool] = []
+        for atom in asked:
+            reachable.append(all(reachable[parent] and holds[row][parent] for parent in getattr(atom, "parents", ())))
+        rows.append(reachable + [False] * (scores.shape[1] - len(reachable)))
+    return torch.tensor(rows, dtype=torch.bool, device=scores.device).reshape(mask.shape)

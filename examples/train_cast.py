@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from cast_rl.backbones import load_backbone
 from cast_rl.envs import AtomRewardTransform, DenoisingEnv
-from cast_rl.evaluation import evaluate
+from cast_rl.evaluation import compare, evaluate, table
 from cast_rl.judges import load_judge
 from cast_rl.miniature import GENERATOR, miniature_prompts
 from cast_rl.objectives import AtomAdvantage, CASTLoss
@@ -40,8 +40,8 @@ from cast_rl.window import UniformWindow
 @hydra.main(config_path="config", config_name="train_cast", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
-    at_least_one = ["iterations", "checkpoint_every", "optim.epochs", "optim.batch_size", "log.pictures"]
-    check_counts(cfg, dict.fromkeys(at_least_one, 1) | {"prompts.held_out": 2})
+    at_least_one = ["iterations", "checkpoint_every", "optim.epochs", "optim.batch_size"]
+    check_counts(cfg, dict.fromkeys(at_least_one, 1) | {"prompts.held_out": 2, "log.pictures": 0})
     torch.manual_seed(cfg.seed)
     source = GENERATOR if cfg.model.source == "miniature" else cfg.model.source
     backbone = load_backbone(source, dtype=cfg.model.dtype, device=cfg.device, guidance=cfg.model.guidance)
@@ -73,18 +73,13 @@ def main(cfg: DictConfig) -> None:
         seed=cfg.seed,
         share_noise=cfg.rollout.share_noise,
     )
-    atom_reward = AtomRewardTransform(judge, train, grid=base_env.latent_shape[1:])
+    atom_reward = AtomRewardTransform(judge, train, grid=base_env.latent_shape[1:], skill_weights=cfg.skill_weights)
     env = TransformedEnv(base_env, atom_reward)
     policy = make_policy(backbone, bank, base_env.sigmas, **noise)
 
     # On the way into the buffer trajectories become window steps with advantages.
-    advantage = AtomAdvantage(
-        advantage=cfg.advantage,
-        maps=cfg.loss.maps,
-        uniform=cfg.loss.uniform,
-        map_cap=cfg.loss.map_cap,
-        delta=cfg.delta,
-    )
+    shape = {"maps": cfg.loss.maps, "uniform": cfg.loss.uniform, "map_cap": cfg.loss.map_cap}
+    advantage = AtomAdvantage(advantage=cfg.advantage, causal=cfg.causal, delta=cfg.delta, **shape)
     transitions = base_env.batch_size[0] * cfg.rollout.window_width
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(transitions, device=cfg.device),
@@ -92,13 +87,8 @@ def main(cfg: DictConfig) -> None:
         batch_size=cfg.optim.batch_size,
         transform=advantage,
     )
-    cast_loss = CASTLoss(
-        policy,
-        clip_epsilon=cfg.loss.clip_epsilon,
-        kl_coeff=cfg.loss.kl_coeff,
-        reference=backbone.reference,
-        ratio=cfg.loss.ratio,
-    )
+    kl = {"kl_coeff": cfg.loss.kl_coeff, "reference": backbone.reference}
+    cast_loss = CASTLoss(policy, clip_epsilon=cfg.loss.clip_epsilon, ratio=cfg.loss.ratio, **kl)
     optimizer = torch.optim.AdamW(
         backbone.trainable_parameters(), lr=cfg.optim.learning_rate, weight_decay=cfg.optim.weight_decay
     )
@@ -155,13 +145,11 @@ def main(cfg: DictConfig) -> None:
         backbone.save(folder / "pipeline")
 
     after = evaluate(backbone, examiner, held_out, held_out_bank, **size)
-    report = {"before": before.figures(), "after": after.figures()}
-    (folder / "held_out.json").write_text(json.dumps(report, indent=2))
+    comparison = compare(before, after)
+    (folder / "held_out.json").write_text(json.dumps(comparison, indent=2))
     before_after(before, after, folder / "before_after.png", cfg.log.pictures)
     learning_curve(state["rewards"], folder / "reward.png")
-    print(f"{'held-out':>18s}  before   after")
-    for name, value in report["before"].items():
-        print(f"{name:>18s}  {value:6.3f}  {report['after'][name]:6.3f}")
+    print(table(comparison))
     print(f"pictures, weights and logs: {folder}")
 
 

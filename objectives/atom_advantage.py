@@ -25,7 +25,7 @@ class AtomAdvantage(Transform):
     hold several trajectories one after the other. Groups are keyed by ``group_id`` and should be written
     whole. Writes
 
-    - ``advantage (M, 1)``: mean over the valid atoms;
+    - ``advantage (M, 1)``: mean over the valid atoms, weighted by ``atom_weight`` if there is one;
     - ``advantage_map (M, h, w)``: the same, placed where the evidence lies; its spatial mean is
       ``advantage``;
 
@@ -38,6 +38,8 @@ class AtomAdvantage(Transform):
         maps: ``"evidence"`` places an image's advantages by its own evidence; ``"others"`` by the mean evidence of the
             other images of its group, which is independent of the image's own noise (see
             `cast_rl.objectives.functional.others_evidence`); ``"none"`` spreads them evenly.
+        causal: compare an atom only among those images of the group in which it could hold (``atom_reachable``); in the
+            others its advantage is 0. Otherwise one missing object counts against every fact about it.
         uniform, map_cap: see `cast_rl.objectives.functional.temper_evidence`.
         delta: added to the standard deviation (of the population, as in Flow-GRPO). With a judge whose scores are
             probabilities a small one lets an atom that hardly varies count as much as any other; from 1 on scores are
@@ -60,6 +62,7 @@ class AtomAdvantage(Transform):
         *,
         advantage: Literal["atom", "scalar"] = "atom",
         maps: Literal["evidence", "others", "none"] = "evidence",
+        causal: bool = False,
         uniform: float = 0.0,
         map_cap: float | None = None,
         delta: float = 1e-4,
@@ -70,13 +73,15 @@ class AtomAdvantage(Transform):
             raise ValueError(f"advantage={advantage!r} is unknown; choose 'atom' or 'scalar'")
         if maps not in ("evidence", "others", "none"):
             raise ValueError(f"maps={maps!r} is unknown; choose 'evidence', 'others' or 'none'")
+        if causal and advantage == "scalar":
+            raise ValueError("causal=True needs advantage='atom': a scalar says nothing about single atoms")
         if not 0 <= uniform <= 1:
             raise ValueError(f"uniform={uniform} must lie in [0, 1]")
         if map_cap is not None and map_cap < 1:
             raise ValueError(f"map_cap={map_cap} must be at least 1, the mean of a map; use None for no cap")
         if delta <= 0:
             raise ValueError(f"delta={delta} must be positive")
-        self.advantage, self.maps = advantage, maps
+        self.advantage, self.maps, self.causal = advantage, maps, causal
         self.uniform, self.map_cap, self.delta = uniform, map_cap, delta
         self.keep = tuple(keep)
         self.stats: dict[str, float] = {}
@@ -93,11 +98,14 @@ class AtomAdvantage(Transform):
         mask = final["next", "atom_mask"] & scores.isfinite()
         _check_groups(groups, final.get("prompt_id", None))
 
-        columns, valid = scores, mask
+        weight = final.get(("next", "atom_weight"), None)
+
+        columns, valid, share = scores, mask, weight
         if self.advantage == "scalar":
-            columns, valid = masked_mean(scores, mask), mask.any(-1, keepdim=True)
-        per_column = group_relative_advantage(columns, valid, groups, delta=self.delta)
-        scalar = masked_mean(per_column, valid)
+            columns, valid, share = masked_mean(scores, mask, weight), mask.any(-1, keepdim=True), None
+        compared = valid & final["next", "atom_reachable"] if self.causal else valid
+        per_column = group_relative_advantage(columns, compared, groups, delta=self.delta)
+        scalar = masked_mean(per_column, valid, share)
         if self.maps == "none":
             placed = scalar.unsqueeze(-1).expand(-1, *final["latent"].shape[-2:])
         else:
@@ -105,8 +113,8 @@ class AtomAdvantage(Transform):
             if self.maps == "others":
                 evidence = others_evidence(evidence, mask, groups)
             evidence = temper_evidence(evidence, uniform=self.uniform, map_cap=self.map_cap)
-            placed = advantage_map(per_column, mask, evidence)
-        self._record(scores, mask, columns, valid, groups)
+            placed = advantage_map(per_column, mask, evidence, weight)
+        self._record(scores, mask, columns, compared, groups)
 
         inside = steps["in_window"].reshape(-1)
         kept, trajectory = steps[inside], trajectory[inside]
@@ -140,6 +148,7 @@ class AtomAdvantage(Transform):
             ("next", "atom_scores"),
         ]
         needed += [("next", "atom_mask")] + [("next", "evidence")] * (self.maps != "none")
+        needed += [("next", "atom_reachable")] * self.causal
         missing = [key for key in needed if key not in tensordict.keys(True)]
         if missing:
             there = sorted(map(str, tensordict.keys(True, True)))

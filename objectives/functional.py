@@ -51,9 +51,20 @@ def group_relative_advantage(scores: Tensor, mask: Tensor, group_id: Tensor, *, 
     return torch.where(mask & varies, (scores - mean) / (std + delta), 0.0)
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the valid entries of the last dimension, ``(N, K)`` to ``(N, 1)``; 0 where there is none."""
-    return torch.where(mask, values, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
+def masked_mean(values: Tensor, mask: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean over the valid entries of the last dimension, ``(N, K)`` to ``(N, 1)``; 0 where there is none.
+
+    ``weight (N, K)``, not negative, makes it a weighted one.
+    """
+    share = _shares(mask, weight)
+    return (share * torch.where(mask, values, 0.0)).sum(-1, keepdim=True)
+
+
+def _shares(mask: Tensor, weight: Tensor | None) -> Tensor:
+    """How much of a row's mean each valid entry makes up: ``(N, K)``, sums to 1, or to 0 without a valid one."""
+    weight = mask.float() if weight is None else torch.where(mask, weight, 0.0)
+    total = weight.sum(-1, keepdim=True)
+    return torch.where(total > 0, weight / total, 0.0)
 
 
 def temper_evidence(evidence: Tensor, *, uniform: float = 0.0, map_cap: float | None = None) -> Tensor:
@@ -92,8 +103,8 @@ def others_evidence(evidence: Tensor, mask: Tensor, group_id: Tensor) -> Tensor:
     return torch.where(mean > 1e-4, others / mean.clamp_min(1e-4), 1.0)
 
 
-def advantage_map(advantage: Tensor, mask: Tensor, evidence: Tensor) -> Tensor:
-    """``M = mean over valid k of A_k H_k``, ``(N, h, w)``; 0 without a valid atom.
+def advantage_map(advantage: Tensor, mask: Tensor, evidence: Tensor, weight: Tensor | None = None) -> Tensor:
+    """``M = (weighted) mean over valid k of A_k H_k``, ``(N, h, w)``; 0 without a valid atom.
 
     Source: CAST (arXiv 2609.39441).
 
@@ -102,6 +113,7 @@ def advantage_map(advantage: Tensor, mask: Tensor, evidence: Tensor) -> Tensor:
         mask: bool ``(N, K)``.
         evidence: ``(N, K, h, w)``, unit spatial mean where valid, so that the spatial mean of the map is the
             mean advantage.
+        weight: ``(N, K)``, not negative; by default all alike.
     """
-    weights = torch.where(mask, advantage, 0.0) / mask.sum(-1, keepdim=True).clamp_min(1)
+    weights = _shares(mask, weight) * torch.where(mask, advantage, 0.0)
     return torch.einsum("nk,nkhw->nhw", weights, torch.where(mask[..., None, None], evidence, 0.0))

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 from toy import ToyBackbone, ToyBank
 
-from cast_rl.evaluation import Evaluation, evaluate
+from cast_rl.evaluation import Evaluation, compare, evaluate, table
 from cast_rl.judges import Judgement
 from cast_rl.pictures import before_after, choose_examples, learning_curve
 from cast_rl.prompts import Prompt, PromptSet
@@ -29,6 +29,17 @@ def test_figures_leave_out_what_was_not_judged():
     assert result.all_correct.tolist() == [True, True, False]
     assert figures["all_correct"] == pytest.approx(2 / 3)
     assert figures["skill_object"] == figures["skill_attribute"] == figures["skill_count"] == 1.0
+
+
+def test_a_comparison_pairs_the_prompts():
+    before, after = run([[0.0, 0.0, 0.0], [1.0, 1.0, 0.0]] * 4), run([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]] * 4)
+    comparison = compare(before, after)
+    assert comparison["gain"]["atom_score"] == pytest.approx(1 / 3)
+    assert comparison["gain"]["atom_score_se"] == pytest.approx(0, abs=1e-6), "every prompt gains the same"
+    assert comparison["gain"]["all_correct_se"] == pytest.approx((0.25 * 8 / 7 / 8) ** 0.5)
+    assert len(table(comparison).splitlines()) == 1 + len(before.figures())
+    with pytest.raises(ValueError, match="different prompts"):
+        compare(before, run([[1.0, 0.0, 0.0]] * 4))
 
 
 def test_examples_have_the_proportions_of_the_run():

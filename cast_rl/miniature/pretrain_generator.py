@@ -28,6 +28,7 @@ from cast_rl.scene_graph import SceneGraph
 CHUNKS, CHUNK = 12, 4_000  # training scenes: 12 x 4,000
 BATCH = 64
 ADAM_RATE, MUON_RATE = 2e-3, 2e-2
+CAREFUL = 0.92  # share of the steps with careful captions, before those that turn relations round
 DROP_CAPTION = 0.1  # share of the captions replaced by " ", the pipeline's usual negative prompt
 EMA_DECAY = 0.996
 SIGMA_LOGIT = (0.4, 1.0)  # mean and standard deviation of logit(sigma)
@@ -52,7 +53,10 @@ def tokenize(pipe: QwenImagePipeline, texts: list[str]) -> tuple[Tensor, Tensor]
 
 @torch.no_grad()
 def make_chunk(pipe: QwenImagePipeline, index: int) -> dict[str, Tensor]:
-    """One part of the training set: packed latents ``(N, 36, 4C)`` float16, normalised, tokens and mask ``(N, 96)``."""
+    """One part of the training set: packed latents ``(N, 36, 4C)`` float16, normalised, tokens and mask ``(N, 2, 96)``.
+
+    The two captions of a scene are a careful one and one that is not.
+    """
     rng, g = random.Random(1000 + index), torch.Generator().manual_seed(1000 + index)
     graphs = training_graphs(CHUNK, rng)
     mean = torch.tensor(pipe.vae.config.latents_mean).view(1, -1, 1, 1)
@@ -62,10 +66,10 @@ def make_chunk(pipe: QwenImagePipeline, index: int) -> dict[str, Tensor]:
         images = render(layouts(graphs[at : at + 200], g), g)[0] * 2 - 1
         z = (pipe.vae.encode(images[:, :, None]).latent_dist.sample(g)[:, :, 0] - mean) / std
         packed.append(pipe._pack_latents(z, *z.shape).half())
-    ids, mask = tokenize(pipe, [caption(graph, rng) for graph in graphs])
+    ids, mask = tokenize(pipe, [caption(graph, rng, careful=careful) for graph in graphs for careful in (True, False)])
     pad = (0, 96 - ids.shape[1])
-    ids = nn.functional.pad(ids, pad, value=pipe.tokenizer.pad_token_id)
-    return {"latents": torch.cat(packed), "ids": ids.short(), "mask": nn.functional.pad(mask, pad).bool()}
+    ids = nn.functional.pad(ids, pad, value=pipe.tokenizer.pad_token_id).short().view(CHUNK, 2, 96)
+    return {"latents": torch.cat(packed), "ids": ids, "mask": nn.functional.pad(mask, pad).bool().view(CHUNK, 2, 96)}
 
 
 def training_set(pipe: QwenImagePipeline, folder: Path) -> dict[str, Tensor]:
@@ -146,7 +150,7 @@ def average_over_processes(parameters: list[Tensor]) -> None:
 
 
 def train_generator(
-    vae: AutoencoderKLQwenImage, folder: Path, steps: int = 7_000, save_every: int = 250
+    vae: AutoencoderKLQwenImage, folder: Path, steps: int = 9_000, save_every: int = 250
 ) -> QwenImagePipeline:
     """Train, or go on training, the generator; checkpoints live in ``folder``. Returns the averaged weights' pipeline.
 
@@ -183,7 +187,8 @@ def train_generator(
         epoch, at = divmod(step * BATCH, len(data["ids"]) // BATCH * BATCH)
         order = torch.randperm(len(data["ids"]), generator=torch.Generator().manual_seed(epoch))
         rows = order[at : at + BATCH][rank::world]
-        ids, mask = data["ids"][rows].long(), data["mask"][rows]
+        kind = int(step >= CAREFUL * steps)
+        ids, mask = data["ids"][rows, kind].long(), data["mask"][rows, kind]
         drop = torch.rand(len(rows)) < DROP_CAPTION
         ids[drop, : len(empty_ids)], mask[drop] = empty_ids, torch.arange(mask.shape[1]) < len(empty_ids)
         length = int(mask.sum(1).max())

@@ -15,9 +15,9 @@ from cast_rl.miniature.vocabulary import COLORS, MAX_OBJECTS, SHAPES
 from cast_rl.scene_graph import SceneGraph
 
 SIZE = 48
-RADIUS = (4.6, 5.6)
-BORDER = 6.8  # no centre nearer to an edge
-GAP = 2.2  # least distance between two outlines, so that they stay apart after blurring
+RADIUS = (4.3, 5.2)
+BORDER = 6.2  # no centre nearer to an edge
+GAP = 5.5  # least distance between two outlines: where little room is left, a generator draws objects that touch
 BETWEEN = 4.0  # least distance of a related object's centre from the line that separates the groups
 RGB = torch.tensor(
     [

@@ -19,6 +19,8 @@ HELD_OUT_PERCENT = 15
 # as captions of the web are, so that what the generator gets wrong is how things combine.
 TRAIN_GROUPS = (0.35, 0.5, 0.15)
 TEST_GROUPS = (0.0, 0.7, 0.3)
+# How often the first two groups are related.
+TRAIN_RELATED, TEST_RELATED = 0.75, 1.0
 
 
 def is_held_out(graph: SceneGraph) -> bool:
@@ -27,13 +29,15 @@ def is_held_out(graph: SceneGraph) -> bool:
     return any(zlib.crc32(f"{a}|{b}".encode()) % 100 < HELD_OUT_PERCENT for a, b in combinations(kinds, 2))
 
 
-def sample_graph(rng: random.Random, groups: Sequence[float] = TRAIN_GROUPS, relation: float = 0.75) -> SceneGraph:
+def sample_graph(
+    rng: random.Random, groups: Sequence[float] = TRAIN_GROUPS, related: float = TRAIN_RELATED
+) -> SceneGraph:
     """One scene graph of one to three groups and at most :data:`MAX_OBJECTS` objects.
 
     Args:
         rng: the source of randomness.
         groups: weights of one, two and three groups.
-        relation: how often the first two groups are related.
+        related: how often the first two groups are related.
     """
     while True:
         n = rng.choices((1, 2, 3), groups)[0]
@@ -41,15 +45,17 @@ def sample_graph(rng: random.Random, groups: Sequence[float] = TRAIN_GROUPS, rel
         kinds = [(rng.choice(COLORS), rng.choice(SHAPES)) for _ in range(n)]
         if sum(counts) > MAX_OBJECTS or len(set(kinds)) < n:
             continue
-        related = n > 1 and rng.random() < relation
+        relations = (Relation(0, rng.choice(RELATIONS), 1),) if n > 1 and rng.random() < related else ()
         return SceneGraph(
             tuple(Entity(shape, count, (color,)) for count, (color, shape) in zip(counts, kinds, strict=True)),
-            (Relation(0, rng.choice(RELATIONS), 1),) if related else (),
+            relations,
             closed=True,
         )
 
 
-def sample_graphs(n: int, seed: int, *, held_out: bool, groups: Sequence[float] = TEST_GROUPS) -> list[SceneGraph]:
+def sample_graphs(
+    n: int, seed: int, *, held_out: bool, groups: Sequence[float] = TEST_GROUPS, related: float = TEST_RELATED
+) -> list[SceneGraph]:
     """``n`` scene graphs without duplicates, all held out or none.
 
     Raises:
@@ -58,7 +64,7 @@ def sample_graphs(n: int, seed: int, *, held_out: bool, groups: Sequence[float] 
     rng = random.Random(seed)
     found: dict[SceneGraph, None] = {}
     for _ in range(200 * n + 1000):
-        graph = sample_graph(rng, groups)
+        graph = sample_graph(rng, groups, related)
         if is_held_out(graph) == held_out:
             found.setdefault(graph)
         if len(found) == n:

@@ -7,6 +7,9 @@ from torchrl.envs.utils import check_env_specs
 from toy import GRID, PROMPTS, ToyBackbone, ToyJudge, ToyPrompt, toy_env, toy_policy, toy_training_env
 
 from cast_rl.envs import AtomRewardTransform
+from cast_rl.envs.atom_reward import reachable_atoms
+from cast_rl.prompts import PromptSet
+from cast_rl.scene_graph import Entity, Relation, SceneGraph
 
 
 def judged_by(judge, prompts=None, **options):
@@ -49,7 +52,7 @@ def test_only_finished_images_are_judged():
     with torch.no_grad():
         data = env.rollout(10, toy_policy(backbone))
     assert judge.calls == [8]
-    for key in ("reward", "atom_scores", "atom_mask", "evidence"):
+    for key in ("reward", "atom_scores", "atom_mask", "atom_reachable", "atom_weight", "evidence"):
         assert (data["next", key][:, :-1] == 0).all()
         assert (data["next", key][:, -1] != 0).any()
         assert key not in data.keys()
@@ -186,3 +189,54 @@ def test_a_judge_that_is_a_module_stays_outside_the_environment():
 
     _, reward = judged_by(Module(2, 2))
     assert list(reward.parameters()) == []
+
+
+PAIR = SceneGraph(
+    (Entity("circle", 2, ("red",)), Entity("square", 1, ("blue",))), (Relation(0, "left of", 1),), closed=True
+)
+# circle, red, two; square, blue, one; left of; three in all
+SKILLS = ["object", "attribute", "count", "object", "attribute", "count", "position", "scene"]
+
+
+def test_an_atom_is_reachable_where_what_it_depends_on_holds():
+    atoms = PAIR.atoms()
+    assert [a.skill for a in atoms] == SKILLS
+    everything, nothing = [True] * 8, [True, False, False, True, False, False, False, False]
+    no_square = [True, True, True, True, False, False, False, False]
+    scores = torch.zeros(4, 9)
+    scores[0, :8] = 0.9
+    scores[1, [0, 1, 2]] = 0.9
+    scores[3, :8] = 0.9
+    mask = torch.ones(4, 9, dtype=torch.bool)
+    mask[:, 8] = False
+    mask[3, 3], scores[3, 3] = False, 0.0  # the judge failed: that does not say there is no square
+    found = reachable_atoms(scores, mask, [atoms] * 4)
+    assert found.tolist() == [row + [False] for row in (everything, no_square, nothing, everything)]
+
+
+def test_a_chain_breaks_at_its_first_missing_link():
+    class Link:
+        def __init__(self, *parents):
+            self.parents = parents
+
+    scores = torch.tensor([[0.2, 0.9, 0.9]])
+    found = reachable_atoms(scores, torch.ones(1, 3, dtype=torch.bool), [[Link(), Link(0), Link(1)]])
+    assert found.tolist() == [[True, False, False]]
+
+
+def test_the_reward_weighs_skills():
+    prompts = PromptSet.from_graphs([PAIR] * 5)
+    judge = Fixed([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0])
+    plain, _ = judged_by(judge, prompts)
+    weighted, _ = judged_by(judge, prompts, skill_weights={"scene": 3})
+    torch.testing.assert_close(plain["next", "reward"], torch.full((8, 1), 7 / 8))
+    torch.testing.assert_close(weighted["next", "reward"], torch.full((8, 1), 7 / 10))
+    assert weighted["next", "atom_weight"].tolist() == [[1.0] * 7 + [3.0]] * 8
+    ignored, _ = judged_by(judge, prompts, skill_weights=dict.fromkeys(SKILLS, 0))
+    assert (ignored["next", "reward"] == 0).all()
+
+
+@pytest.mark.parametrize("weights, message", [({"colour": 2}, "'colour', which is no skill"), ({"count": -1}, "-1")])
+def test_wrong_weights_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
+        AtomRewardTransform(Fixed([1.0]), [ToyPrompt((1,))], grid=(4, 4), skill_weights=weights)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from cast_rl.miniature import miniature_prompts
-from cast_rl.miniature.captions import caption
+from cast_rl.miniature.captions import MISTAKE, TURNED, caption
 from cast_rl.miniature.pretrain_generator import training_graphs
 from cast_rl.miniature.render import GAP, SIZE, layouts, render, render_graphs
 from cast_rl.miniature.vocabulary import MAX_OBJECTS, sample_graphs
-from cast_rl.scene_graph import Entity, SceneGraph
+from cast_rl.scene_graph import OPPOSITE, Entity, SceneGraph
 
 
 def kind_pairs(graph):
@@ -64,8 +64,19 @@ def test_too_many_objects_are_refused():
 def test_captions_are_sloppy_now_and_then():
     rng = random.Random(0)
     graphs = training_graphs(3000, rng)
-    captions = [caption(g, rng) for g in graphs]
+    captions = [caption(g, rng, careful=True) for g in graphs]
     same = sum(text == g.render()[0] for text, g in zip(captions, graphs, strict=True)) / len(graphs)
     assert 0.7 < same < 0.95, "most captions are right, some are not"
+    captions += [caption(g, rng, careful=False) for g in graphs]
     forbidden = set(miniature_prompts(2000, 0, held_out=True).texts)
     assert not forbidden & set(captions), "a mistake must not teach what is held out"
+
+
+@pytest.mark.parametrize("careful, expected", [(True, MISTAKE["relation"]), (False, TURNED)])
+def test_captions_that_are_not_careful_turn_relations_round_almost_every_other_time(careful, expected):
+    rng = random.Random(0)
+    graphs = [g for g in sample_graphs(3000, 5, held_out=False, groups=(0, 1, 0)) if g.relations]
+    texts = [caption(g, rng, careful=careful) for g in graphs]
+    said = [next((p for p in OPPOSITE if p in text), None) for text in texts]
+    turned = [p == OPPOSITE[g.relations[0].predicate] for p, g in zip(said, graphs, strict=True) if p]
+    assert sum(turned) / len(turned) == pytest.approx(expected, abs=0.03)

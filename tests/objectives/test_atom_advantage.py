@@ -71,7 +71,16 @@ def test_every_step_of_a_window_gets_its_trajectory_s_advantage():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"uniform": 0.5}, {"map_cap": 1.5}, {"maps": "others"}, {"maps": "none"}, {"advantage": "scalar"}]
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"uniform": 0.5},
+        {"map_cap": 1.5},
+        {"maps": "others"},
+        {"maps": "none"},
+        {"advantage": "scalar"},
+    ],
 )
 def test_the_map_s_spatial_mean_is_the_scalar(data, options):
     out, _ = written(data, **options)
@@ -98,6 +107,40 @@ def test_a_large_delta_weighs_atoms_by_how_much_they_vary(data):
     large, _ = written(data, maps="none", delta=1.0)
     assert small["advantage"].abs().max() < 0.02, "a hundredth of one atom outweighs four fifths of the other"
     assert (large.reshape(8, 2)["advantage"][:, 0, 0].sign() == (scores[:, 1] - 0.5).sign()).all()
+
+
+def test_causal_advantages_compare_only_images_in_which_an_atom_could_hold(data):
+    data = data.clone()
+    # The second atom depends on the first, which the fourth image of each group lacks.
+    final = data["next"][:, -1]
+    scores = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]).repeat(2, 1)
+    data["next", "atom_scores"][:, -1, :2] = scores
+    data["next", "atom_mask"][:, -1] = torch.arange(final["atom_mask"].shape[1]) < 2
+    data["next", "atom_reachable"][:, -1] = data["next", "atom_mask"][:, -1]
+    data["next", "atom_reachable"][:, -1, 1] = scores[:, 0] > 0.5
+    out, transform = written(data, maps="none", causal=True, delta=1.0)
+    per_image = out.reshape(8, 2)["advantage"][:4, 0, 0]
+    first = (scores[:4, 0] - 0.75) / (scores[:4, 0].std(correction=0) + 1)
+    reached = scores[:3, 1]
+    second = torch.cat([(reached - 1 / 3) / (reached.std(correction=0) + 1), torch.zeros(1)])
+    torch.testing.assert_close(per_image, (first + second) / 2)
+    assert transform.stats["mean_score"] == pytest.approx(0.5), "what is unreachable still counts as wrong"
+    plain, _ = written(data, maps="none", delta=1.0)
+    assert plain.reshape(8, 2)["advantage"][3, 0, 0] < per_image[3], "without it, the fourth image pays twice"
+
+
+def test_atoms_weigh_what_the_reward_says(data):
+    data = data.clone()
+    mask = data["next", "atom_mask"][:, -1]
+    data["next", "atom_weight"][:, -1] = torch.where(mask, torch.tensor([4.0, 1.0, 1.0, 1.0]), 0.0)
+    out, _ = written(data, maps="none")
+    scores, groups = data["next", "atom_scores"][:, -1], data["group_id"][:, -1, 0]
+    per_atom = group_relative_advantage(scores, mask, groups)
+    weight = mask * torch.tensor([4.0, 1.0, 1.0, 1.0])
+    expected = (per_atom * weight).sum(1) / weight.sum(1)
+    torch.testing.assert_close(out.reshape(8, 2)["advantage"][:, 0, 0], expected)
+    placed, _ = written(data)
+    torch.testing.assert_close(placed["advantage_map"].mean((1, 2)), out["advantage"][:, 0], rtol=0, atol=1e-5)
 
 
 def test_others_maps_do_not_see_an_image_s_own_evidence(data):
