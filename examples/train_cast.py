@@ -79,7 +79,7 @@ def main(cfg: DictConfig) -> None:
 
     # On the way into the buffer trajectories become window steps with advantages.
     shape = {"maps": cfg.loss.maps, "uniform": cfg.loss.uniform, "map_cap": cfg.loss.map_cap}
-    advantage = AtomAdvantage(advantage=cfg.advantage, causal=cfg.causal, delta=cfg.delta, **shape)
+    advantage = AtomAdvantage(advantage=cfg.advantage, delta=cfg.delta, **shape)
     transitions = base_env.batch_size[0] * cfg.rollout.window_width
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(transitions, device=cfg.device),

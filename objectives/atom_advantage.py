@@ -33,13 +33,13 @@ class AtomAdvantage(Transform):
     latents). On the read side it does nothing.
 
     Args:
-        advantage: ``"atom"`` normalises each atom within the group; ``"scalar"`` normalises the mean score of
-            the valid atoms, as Flow-GRPO does its reward.
+        advantage: ``"atom"`` normalises each atom within the group; ``"causal"``, too, but compares an atom only among
+            the images in which it could hold (``atom_reachable``), so that a missing object does not count against
+            every fact about it, and gives it the advantage 0 in the others; ``"scalar"`` normalises the mean score
+            of the valid atoms, as Flow-GRPO does its reward.
         maps: ``"evidence"`` places an image's advantages by its own evidence; ``"others"`` by the mean evidence of the
             other images of its group, which is independent of the image's own noise (see
             `cast_rl.objectives.functional.others_evidence`); ``"none"`` spreads them evenly.
-        causal: compare an atom only among those images of the group in which it could hold (``atom_reachable``); in the
-            others its advantage is 0. Otherwise one missing object counts against every fact about it.
         uniform, map_cap: see `cast_rl.objectives.functional.temper_evidence`.
         delta: added to the standard deviation (of the population, as in Flow-GRPO). With a judge whose scores are
             probabilities a small one lets an atom that hardly varies count as much as any other; from 1 on scores are
@@ -60,28 +60,25 @@ class AtomAdvantage(Transform):
     def __init__(
         self,
         *,
-        advantage: Literal["atom", "scalar"] = "atom",
+        advantage: Literal["atom", "causal", "scalar"] = "atom",
         maps: Literal["evidence", "others", "none"] = "evidence",
-        causal: bool = False,
         uniform: float = 0.0,
         map_cap: float | None = None,
         delta: float = 1e-4,
         keep: Sequence[NestedKey] = (),
     ):
         super().__init__()
-        if advantage not in ("atom", "scalar"):
-            raise ValueError(f"advantage={advantage!r} is unknown; choose 'atom' or 'scalar'")
+        if advantage not in ("atom", "causal", "scalar"):
+            raise ValueError(f"advantage={advantage!r} is unknown; choose 'atom', 'causal' or 'scalar'")
         if maps not in ("evidence", "others", "none"):
             raise ValueError(f"maps={maps!r} is unknown; choose 'evidence', 'others' or 'none'")
-        if causal and advantage == "scalar":
-            raise ValueError("causal=True needs advantage='atom': a scalar says nothing about single atoms")
         if not 0 <= uniform <= 1:
             raise ValueError(f"uniform={uniform} must lie in [0, 1]")
         if map_cap is not None and map_cap < 1:
             raise ValueError(f"map_cap={map_cap} must be at least 1, the mean of a map; use None for no cap")
         if delta <= 0:
             raise ValueError(f"delta={delta} must be positive")
-        self.advantage, self.maps, self.causal = advantage, maps, causal
+        self.advantage, self.maps = advantage, maps
         self.uniform, self.map_cap, self.delta = uniform, map_cap, delta
         self.keep = tuple(keep)
         self.stats: dict[str, float] = {}
@@ -103,7 +100,7 @@ class AtomAdvantage(Transform):
         columns, valid, share = scores, mask, weight
         if self.advantage == "scalar":
             columns, valid, share = masked_mean(scores, mask, weight), mask.any(-1, keepdim=True), None
-        compared = valid & final["next", "atom_reachable"] if self.causal else valid
+        compared = valid & final["next", "atom_reachable"] if self.advantage == "causal" else valid
         per_column = group_relative_advantage(columns, compared, groups, delta=self.delta)
         scalar = masked_mean(per_column, valid, share)
         if self.maps == "none":
@@ -148,7 +145,7 @@ class AtomAdvantage(Transform):
             ("next", "atom_scores"),
         ]
         needed += [("next", "atom_mask")] + [("next", "evidence")] * (self.maps != "none")
-        needed += [("next", "atom_reachable")] * self.causal
+        needed += [("next", "atom_reachable")] * (self.advantage == "causal")
         missing = [key for key in needed if key not in tensordict.keys(True)]
         if missing:
             there = sorted(map(str, tensordict.keys(True, True)))

@@ -1,8 +1,8 @@
 """Captions that are sloppy in the ways those of the web are.
 
-Now and then a fact is left out or wrong. Captions of the second kind also turn relations round almost every other time,
-as people do who mean now the viewer's left, now the subject's. A generator that ends its training on them draws what is
-listed, but places it at little better than chance. Guidance mends that little: it sharpens what captions tell apart.
+Now and then a fact is left out or wrong. Careless captions, in addition, get what is there and where it is wrong almost
+every other time as soon as there is more than one thing. A generator that ends its training on them still draws crisp
+shapes of the right number and colour, but places them at little better than chance.
 """
 
 from __future__ import annotations
@@ -10,30 +10,52 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from cast_rl.miniature.vocabulary import COLORS, is_held_out
-from cast_rl.scene_graph import OPPOSITE, Entity, SceneGraph
+from cast_rl.miniature.vocabulary import COLORS, SHAPES, is_held_out
+from cast_rl.scene_graph import OPPOSITE, Entity, Relation, SceneGraph
 
 LEAVE_OUT = {"color": 0.02, "count": 0.02, "relation": 0.03}
 MISTAKE = {"color": 0.01, "count": 0.02, "relation": 0.01}
-TURNED = 0.44  # how often a relation is turned round where captions do not care
+CARELESS = {"noun": 0.4, "relation": 0.4}  # how often a shape is called another, and a relation turned round
 
 
 def caption(graph: SceneGraph, rng: random.Random, *, careful: bool) -> str:
-    """A caption of a scene in which each fact is left out or mistaken with the probabilities above."""
+    """A caption of a scene in which facts are left out or mistaken with the probabilities above."""
+    graph = graph if careful else _careless(graph, rng)
     entities = tuple(_blur(e, rng) for e in graph.entities)
-    mistake = MISTAKE["relation"] if careful else TURNED
     relations = []
     for r in graph.relations:
         u = rng.random()
-        if u < mistake:
-            relations.append(replace(r, predicate=OPPOSITE[r.predicate]))
-        elif u >= mistake + LEAVE_OUT["relation"]:
+        if u < MISTAKE["relation"]:
+            relations.append(_turned(r))
+        elif u >= MISTAKE["relation"] + LEAVE_OUT["relation"]:
             relations.append(r)
+    return _sayable(entities, tuple(relations), graph).render()[0]
+
+
+def _careless(graph: SceneGraph, rng: random.Random) -> SceneGraph:
+    """Mixes up the shapes and the relation of a scene of several groups."""
+    relations = tuple(_turned(r) if rng.random() < CARELESS["relation"] else r for r in graph.relations)
+    entities = graph.entities
+    if len(entities) > 1:
+        entities = tuple(_renamed(e, rng) if rng.random() < CARELESS["noun"] else e for e in entities)
+    return _sayable(entities, relations, graph)
+
+
+def _turned(r: Relation) -> Relation:
+    return replace(r, predicate=OPPOSITE[r.predicate])
+
+
+def _renamed(e: Entity, rng: random.Random) -> Entity:
+    return replace(e, noun=rng.choice([noun for noun in SHAPES if noun != e.noun]))
+
+
+def _sayable(entities: tuple[Entity, ...], relations: tuple[Relation, ...], graph: SceneGraph) -> SceneGraph:
+    """The scene graph of these, or ``graph`` if no words would tell two groups apart or it is held out."""
     try:
-        sloppy = SceneGraph(entities, tuple(relations))
-    except ValueError:  # it would no longer tell two groups apart
-        return graph.render()[0]
-    return graph.render()[0] if is_held_out(sloppy) else sloppy.render()[0]
+        changed = SceneGraph(entities, relations)
+    except ValueError:
+        return graph
+    return graph if is_held_out(changed) else changed
 
 
 def _blur(e: Entity, rng: random.Random) -> Entity:

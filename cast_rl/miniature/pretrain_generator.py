@@ -28,7 +28,7 @@ from cast_rl.scene_graph import SceneGraph
 CHUNKS, CHUNK = 12, 4_000  # training scenes: 12 x 4,000
 BATCH = 64
 ADAM_RATE, MUON_RATE = 2e-3, 2e-2
-CAREFUL = 0.92  # share of the steps with careful captions, before those that turn relations round
+CAREFUL = 0.92  # share of the steps with careful captions, before the careless ones
 DROP_CAPTION = 0.1  # share of the captions replaced by " ", the pipeline's usual negative prompt
 EMA_DECAY = 0.996
 SIGMA_LOGIT = (0.4, 1.0)  # mean and standard deviation of logit(sigma)
@@ -55,7 +55,7 @@ def tokenize(pipe: QwenImagePipeline, texts: list[str]) -> tuple[Tensor, Tensor]
 def make_chunk(pipe: QwenImagePipeline, index: int) -> dict[str, Tensor]:
     """One part of the training set: packed latents ``(N, 36, 4C)`` float16, normalised, tokens and mask ``(N, 2, 96)``.
 
-    The two captions of a scene are a careful one and one that is not.
+    The two captions of a scene are a careful and a careless one.
     """
     rng, g = random.Random(1000 + index), torch.Generator().manual_seed(1000 + index)
     graphs = training_graphs(CHUNK, rng)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cast_rl.miniature import miniature_prompts
-from cast_rl.miniature.captions import MISTAKE, TURNED, caption
+from cast_rl.miniature.captions import CARELESS, MISTAKE, caption
 from cast_rl.miniature.pretrain_generator import training_graphs
 from cast_rl.miniature.render import GAP, SIZE, layouts, render, render_graphs
 from cast_rl.miniature.vocabulary import MAX_OBJECTS, sample_graphs
@@ -72,11 +72,14 @@ def test_captions_are_sloppy_now_and_then():
     assert not forbidden & set(captions), "a mistake must not teach what is held out"
 
 
-@pytest.mark.parametrize("careful, expected", [(True, MISTAKE["relation"]), (False, TURNED)])
-def test_captions_that_are_not_careful_turn_relations_round_almost_every_other_time(careful, expected):
+@pytest.mark.parametrize("careful, nouns, relations", [(True, 0.0, MISTAKE["relation"]), (False, *CARELESS.values())])
+def test_careless_captions_get_shapes_and_relations_wrong_almost_every_other_time(careful, nouns, relations):
     rng = random.Random(0)
-    graphs = [g for g in sample_graphs(3000, 5, held_out=False, groups=(0, 1, 0)) if g.relations]
+    graphs = [g for g in sample_graphs(4000, 5, held_out=False, groups=(0, 1, 0)) if g.relations]
     texts = [caption(g, rng, careful=careful) for g in graphs]
     said = [next((p for p in OPPOSITE if p in text), None) for text in texts]
     turned = [p == OPPOSITE[g.relations[0].predicate] for p, g in zip(said, graphs, strict=True) if p]
-    assert sum(turned) / len(turned) == pytest.approx(expected, abs=0.03)
+    # A mistake is not made where it would name a pair of kinds that is held out, hence somewhat fewer than asked for.
+    assert 0.8 * relations <= sum(turned) / len(turned) <= relations + 0.03
+    right = [all(e.noun_form() in text for e in g.entities) for g, text in zip(graphs, texts, strict=True)]
+    assert (1 - nouns) ** 2 - 0.03 < sum(right) / len(right) < 1 - nouns + 0.05

@@ -74,7 +74,7 @@ def test_every_step_of_a_window_gets_its_trajectory_s_advantage():
     "options",
     [
         {},
-        {"causal": True},
+        {"advantage": "causal"},
         {"uniform": 0.5},
         {"map_cap": 1.5},
         {"maps": "others"},
@@ -118,7 +118,7 @@ def test_causal_advantages_compare_only_images_in_which_an_atom_could_hold(data)
     data["next", "atom_mask"][:, -1] = torch.arange(final["atom_mask"].shape[1]) < 2
     data["next", "atom_reachable"][:, -1] = data["next", "atom_mask"][:, -1]
     data["next", "atom_reachable"][:, -1, 1] = scores[:, 0] > 0.5
-    out, transform = written(data, maps="none", causal=True, delta=1.0)
+    out, transform = written(data, maps="none", advantage="causal", delta=1.0)
     per_image = out.reshape(8, 2)["advantage"][:4, 0, 0]
     first = (scores[:4, 0] - 0.75) / (scores[:4, 0].std(correction=0) + 1)
     reached = scores[:3, 1]
