@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,31 +66,34 @@ class Evaluation:
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, float]]:
-    """:meth:`Evaluation.figures` of both, and ``gain``, whose standard errors are those of paired differences.
+    """:meth:`Evaluation.figures` of both, and ``gain``: paired, over the atoms that were judged in both.
+
+    The standard errors of ``gain`` are those of the differences. A skill that was not judged in both is left out of it.
 
     Raises:
         ValueError: the two are not of the same prompts.
     """
     if list(before.prompts) != list(after.prompts):
         raise ValueError("the evaluations are of different prompts; only those of the same ones can be compared")
-    was, now = before.figures(), after.figures()
-    gain = {name: now[name] - was[name] for name in was}
+    both = before.mask & after.mask
+    was, now = (replace(run, mask=both) for run in (before, after))
+    first, second = was.figures(), now.figures()
+    gain = {name: second[name] - first[name] for name in first}
+    judged = both.any(1)
     for name, difference in {
-        "atom_score_se": after.atom_means - before.atom_means,
-        "all_correct_se": after.all_correct.float() - before.all_correct.float(),
+        "atom_score_se": (now.atom_means - was.atom_means)[judged],
+        "all_correct_se": (now.all_correct.float() - was.all_correct.float())[judged],
     }.items():
-        difference = difference[difference.isfinite()]
         gain[name] = (difference.std() / len(difference) ** 0.5).item()
-    return {"before": was, "after": now, "gain": gain}
+    return {"before": before.figures(), "after": after.figures(), "gain": gain}
 
 
 def table(comparison: dict[str, dict[str, float]]) -> str:
-    """What :func:`compare` returns as lines of text, a figure per line."""
+    """What :func:`compare` returns as lines of text, a figure per line; nan where there is none."""
     lines = [f"{'held-out':>18s}" + "".join(f"{column:>9s}" for column in comparison)]
-    lines += [
-        f"{name:>18s}" + "".join(f"{figures[name]:9.3f}" for figures in comparison.values())
-        for name in comparison["before"]
-    ]
+    for name in dict.fromkeys(name for figures in comparison.values() for name in figures):
+        row = "".join(f"{figures.get(name, math.nan):9.3f}" for figures in comparison.values())
+        lines.append(f"{name:>18s}{row}")
     return "\n".join(lines)
 
 

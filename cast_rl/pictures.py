@@ -87,12 +87,12 @@ def atoms_of_images(
     figure.savefig(path, dpi=110)
 
 
-def learning_curve(rewards: Sequence[float], path: str | Path, smooth: int = 5) -> None:
-    """Write a PNG of the mean reward per iteration, with its running mean over ``smooth`` iterations."""
+def learning_curve(scores: Sequence[float], path: str | Path, smooth: int = 5) -> None:
+    """Write a PNG of the mean atom score per iteration, with its running mean over ``smooth`` iterations."""
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()
-    axes.plot(rewards, color="#8b949e", linewidth=0.8, label="iteration")
-    running = [sum(rewards[max(0, i - smooth + 1) : i + 1]) / min(i + 1, smooth) for i in range(len(rewards))]
+    axes.plot(scores, color="#8b949e", linewidth=0.8, label="iteration")
+    running = [sum(scores[max(0, i - smooth + 1) : i + 1]) / min(i + 1, smooth) for i in range(len(scores))]
     axes.plot(running, color="#0969da", linewidth=1.8, label=f"mean of {smooth}")
     axes.set(xlabel="iteration", ylabel="mean atom score of rollouts")
     axes.grid(alpha=0.3)

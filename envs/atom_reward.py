@@ -1,6 +1,5 @@
 """Per-atom rewards: a judge scores every atom of the finished images and says where it looked."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -21,8 +20,8 @@ class AtomRewardTransform(Transform):
 
     - ``atom_scores (B, K)`` in [0, 1], 0 where masked;
     - ``atom_mask (B, K)`` bool: false beyond the prompt's atoms, and where the judge failed;
-    - ``atom_reachable (B, K)`` bool: whether the atoms that an atom depends on all hold (a score above one half, or
-      none), so that it could hold itself: there is no colour of a thing that is not there;
+    - ``atom_reachable (B, K)`` bool: whether the atoms that an atom depends on (its ``parents``) all hold, with a score
+      above one half, or none: there is no colour of a thing that is not there;
     - ``atom_weight (B, K)``: the weight of the atom's skill, 0 beyond the prompt's atoms;
     - ``evidence (B, K, h, w)``, each valid atom's map with unit spatial mean, 0 where masked;
     - ``reward (B, 1)``: weighted mean score over the valid atoms, 0 if there is none.
@@ -65,6 +64,7 @@ class AtomRewardTransform(Transform):
         if max_atoms is not None and most > max_atoms:
             raise ValueError(f"prompt {sizes.index(most)} has {most} atoms, more than max_atoms={max_atoms}")
         self.skill_weights = _check_weights(skill_weights or {})
+        _check_parents(prompts)
         # A judge that is a module must not become a submodule: env.to() and env.state_dict() would claim it.
         self.__dict__["judge"] = judge
         self.prompts = prompts
@@ -141,9 +141,19 @@ def _check_weights(weights: Mapping[str, float]) -> dict[str, float]:
     for skill, weight in weights.items():
         if skill not in SKILLS:
             raise ValueError(f"skill_weights names {skill!r}, which is no skill; skills are {', '.join(SKILLS)}")
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"skill_weights[{skill!r}]={weight} must be finite and not negative")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1e6:
+            raise ValueError(f"skill_weights[{skill!r}]={weight!r} must be a number from 0 to 1e6")
+    if all(weights.get(skill, 1.0) == 0 for skill in SKILLS):
+        raise ValueError("skill_weights are 0 for every skill, which leaves nothing to reward")
     return dict(weights)
+
+
+def _check_parents(prompts: Sequence) -> None:
+    for index, prompt in enumerate(prompts):
+        for k, atom in enumerate(prompt.atoms):
+            wrong = [parent for parent in getattr(atom, "parents", ()) if not 0 <= parent < k]
+            if wrong:
+                raise ValueError(f"atom {k} of prompt {index} depends on atom {wrong[0]}; parents must come before it")
 
 
 def reachable_atoms(scores: Tensor, mask: Tensor, atoms: Sequence[Sequence]) -> Tensor:

@@ -2,7 +2,7 @@
 
 - ``python examples/train_cast.py`` trains the miniature on two CPU cores;
 - ``python examples/train_cast.py loss.maps=none advantage=scalar`` is the ablation: Flow-GRPO's scalar
-  advantage and no maps (add ``loss.ratio=sample loss.clip_epsilon=1e-3`` for its ratio per image, too).
+  advantage and no maps (add ``delta=1e-4 loss.ratio=sample loss.clip_epsilon=1e-3`` for its other choices).
 
 Every setting is in ``config/train_cast.yaml``. Results land in ``runs/train_cast/<time>``; to go on with a run that was
 killed, repeat its command line with its folder: ``hydra.run.dir=runs/train_cast/<time>``.
@@ -97,7 +97,7 @@ def main(cfg: DictConfig) -> None:
     logger = get_logger(cfg.log.backend, logger_name=str(folder), experiment_name="log")
 
     before = evaluate(backbone, examiner, held_out, held_out_bank, **size)
-    state = {"iteration": 0, "rewards": [], "config": OmegaConf.to_container(cfg, resolve=True)}
+    state = {"iteration": 0, "scores": [], "config": OmegaConf.to_container(cfg, resolve=True)}
     weights = torch.nn.ParameterList(backbone.trainable_parameters())
     checkpoint = Checkpoint(weights=weights, optimizer=optimizer, schedule=schedule, state=state)
     free = ["checkpoint_every", "device", "log"]
@@ -120,7 +120,7 @@ def main(cfg: DictConfig) -> None:
         torch.manual_seed(derive_seed(cfg.seed, iteration))
         buffer.empty()
         buffer.extend(next(rollouts))
-        state["rewards"].append(advantage.stats["mean_score"])
+        state["scores"].append(advantage.stats["mean_score"])
         logs = []
         for _ in range(cfg.optim.epochs):
             for batch in buffer:
@@ -134,7 +134,7 @@ def main(cfg: DictConfig) -> None:
         # On fresh data the ratio is 1; what is left is how far training recomputes other log-probabilities.
         metrics["first_pass_log_ratio"] = logs[0]["max_abs_log_ratio"]
         logger.log_metrics(metrics | advantage.stats | atom_reward.counts | {"skipped": guard.skipped}, step=iteration)
-        progress.set_postfix(reward=f"{state['rewards'][-1]:.3f}", grad=f"{metrics['grad_norm']:.2g}")
+        progress.set_postfix(score=f"{state['scores'][-1]:.3f}", grad=f"{metrics['grad_norm']:.2g}")
         state["iteration"] = iteration + 1
         if state["iteration"] % cfg.checkpoint_every == 0 or state["iteration"] == cfg.iterations:
             checkpoint.save(folder / "checkpoint")
@@ -148,7 +148,7 @@ def main(cfg: DictConfig) -> None:
     comparison = compare(before, after)
     (folder / "held_out.json").write_text(json.dumps(comparison, indent=2))
     before_after(before, after, folder / "before_after.png", cfg.log.pictures)
-    learning_curve(state["rewards"], folder / "reward.png")
+    learning_curve(state["scores"], folder / "reward.png")
     print(table(comparison))
     print(f"pictures, weights and logs: {folder}")
 

@@ -36,7 +36,7 @@ class AtomAdvantage(Transform):
         advantage: ``"atom"`` normalises each atom within the group; ``"causal"``, too, but compares an atom only among
             the images in which it could hold (``atom_reachable``), so that a missing object does not count against
             every fact about it, and gives it the advantage 0 in the others; ``"scalar"`` normalises the mean score
-            of the valid atoms, as Flow-GRPO does its reward.
+            of the valid atoms (weighted, if there are weights), as Flow-GRPO does its reward.
         maps: ``"evidence"`` places an image's advantages by its own evidence; ``"others"`` by the mean evidence of the
             other images of its group, which is independent of the image's own noise (see
             `cast_rl.objectives.functional.others_evidence`); ``"none"`` spreads them evenly.
@@ -99,7 +99,8 @@ class AtomAdvantage(Transform):
 
         columns, valid, share = scores, mask, weight
         if self.advantage == "scalar":
-            columns, valid, share = masked_mean(scores, mask, weight), mask.any(-1, keepdim=True), None
+            counted = mask if weight is None else mask & (weight > 0)
+            columns, valid, share = masked_mean(scores, mask, weight), counted.any(-1, keepdim=True), None
         compared = valid & final["next", "atom_reachable"] if self.advantage == "causal" else valid
         per_column = group_relative_advantage(columns, compared, groups, delta=self.delta)
         scalar = masked_mean(per_column, valid, share)

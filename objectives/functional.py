@@ -56,15 +56,15 @@ def masked_mean(values: Tensor, mask: Tensor, weight: Tensor | None = None) -> T
 
     ``weight (N, K)``, not negative, makes it a weighted one.
     """
-    share = _shares(mask, weight)
-    return (share * torch.where(mask, values, 0.0)).sum(-1, keepdim=True)
-
-
-def _shares(mask: Tensor, weight: Tensor | None) -> Tensor:
-    """How much of a row's mean each valid entry makes up: ``(N, K)``, sums to 1, or to 0 without a valid one."""
-    weight = mask.float() if weight is None else torch.where(mask, weight, 0.0)
+    weight = _weights(values, mask, weight)
     total = weight.sum(-1, keepdim=True)
-    return torch.where(total > 0, weight / total, 0.0)
+    return torch.where(total > 0, (weight * torch.where(mask, values, 0.0)).sum(-1, keepdim=True) / total, 0.0)
+
+
+def _weights(values: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
+    """``weight``, or 1, where valid and 0 elsewhere, in the type of ``values``."""
+    weight = torch.ones_like(mask, dtype=values.dtype) if weight is None else weight.to(values.dtype)
+    return torch.where(mask, weight, 0.0)
 
 
 def temper_evidence(evidence: Tensor, *, uniform: float = 0.0, map_cap: float | None = None) -> Tensor:
@@ -115,5 +115,7 @@ def advantage_map(advantage: Tensor, mask: Tensor, evidence: Tensor, weight: Ten
             mean advantage.
         weight: ``(N, K)``, not negative; by default all alike.
     """
-    weights = _shares(mask, weight) * torch.where(mask, advantage, 0.0)
+    weight = _weights(evidence, mask, weight)
+    total = weight.sum(-1, keepdim=True)
+    weights = torch.where(total > 0, weight * torch.where(mask, advantage.to(weight.dtype), 0.0) / total, 0.0)
     return torch.einsum("nk,nkhw->nhw", weights, torch.where(mask[..., None, None], evidence, 0.0))

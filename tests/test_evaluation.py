@@ -38,6 +38,12 @@ def test_a_comparison_pairs_the_prompts():
     assert comparison["gain"]["atom_score_se"] == pytest.approx(0, abs=1e-6), "every prompt gains the same"
     assert comparison["gain"]["all_correct_se"] == pytest.approx((0.25 * 8 / 7 / 8) ** 0.5)
     assert len(table(comparison).splitlines()) == 1 + len(before.figures())
+    # What is judged only once says nothing: neither a gain, nor a skill to subtract.
+    partly = run([[1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.5]])
+    later = run(partly.scores.tolist(), [[True, True, False], [False] * 3, [True, True, False]])
+    gain = compare(partly, later)["gain"]
+    assert gain["atom_score"] == gain["all_correct"] == 0 and "skill_count" not in gain
+    assert "nan" in table(compare(partly, later))
     with pytest.raises(ValueError, match="different prompts"):
         compare(before, run([[1.0, 0.0, 0.0]] * 4))
 

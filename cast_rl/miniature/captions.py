@@ -1,8 +1,8 @@
 """Captions that are sloppy in the ways those of the web are.
 
-Now and then a fact is left out or wrong. Careless captions, in addition, get what is there and where it is wrong almost
-every other time as soon as there is more than one thing. A generator that ends its training on them still draws crisp
-shapes of the right number and colour, but places them at little better than chance.
+Now and then a fact is left out or wrong. Careless captions of several groups, in addition, call shapes by another name
+and turn relations round almost every other time. A generator that ends its training on them still draws crisp shapes,
+but often in the wrong place.
 """
 
 from __future__ import annotations

@@ -81,7 +81,10 @@ def training_set(pipe: QwenImagePipeline, folder: Path) -> dict[str, Tensor]:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file(make_chunk(pipe, i), path.with_suffix(".part"))
             path.with_suffix(".part").rename(path)
-        chunks.append(load_file(path))
+        chunk = load_file(path)
+        if chunk["ids"].ndim != 3:
+            raise ValueError(f"{path} has one caption per scene, made by an earlier version; start in another folder")
+        chunks.append(chunk)
     return {k: torch.cat([c[k] for c in chunks]) for k in chunks[0]}
 
 

@@ -232,11 +232,27 @@ def test_the_reward_weighs_skills():
     torch.testing.assert_close(plain["next", "reward"], torch.full((8, 1), 7 / 8))
     torch.testing.assert_close(weighted["next", "reward"], torch.full((8, 1), 7 / 10))
     assert weighted["next", "atom_weight"].tolist() == [[1.0] * 7 + [3.0]] * 8
-    ignored, _ = judged_by(judge, prompts, skill_weights=dict.fromkeys(SKILLS, 0))
-    assert (ignored["next", "reward"] == 0).all()
+    alone, _ = judged_by(judge, prompts, skill_weights=dict.fromkeys(SKILLS, 0) | {"scene": 1})
+    assert (alone["next", "reward"] == 0).all()
 
 
-@pytest.mark.parametrize("weights, message", [({"colour": 2}, "'colour', which is no skill"), ({"count": -1}, "-1")])
+@pytest.mark.parametrize(
+    "weights, message",
+    [
+        ({"colour": 2}, "'colour', which is no skill"),
+        ({"count": -1}, r"\['count'\]=-1"),
+        ({"count": float("inf")}, "=inf must be a number"),
+        ({"count": None}, "=None must be a number"),
+        (dict.fromkeys(SKILLS, 0), "nothing to reward"),
+    ],
+)
 def test_wrong_weights_are_refused(weights, message):
     with pytest.raises(ValueError, match=message):
         AtomRewardTransform(Fixed([1.0]), [ToyPrompt((1,))], grid=(4, 4), skill_weights=weights)
+
+
+@pytest.mark.parametrize("parent", [-1, 1, 2])
+def test_parents_come_before_their_children(parent):
+    prompt = SimpleNamespace(atoms=(SimpleNamespace(parents=()), SimpleNamespace(parents=(parent,))))
+    with pytest.raises(ValueError, match=f"atom 1 of prompt 0 depends on atom {parent}"):
+        AtomRewardTransform(Fixed([1.0, 1.0]), [prompt], grid=(4, 4))

@@ -44,7 +44,9 @@ def test_lora_run_leaves_figures_pictures_logs_and_a_loadable_lora(tmp_path):
     )
     assert "held-out" in out and "atom_score" in out
     report = json.loads((tmp_path / "held_out.json").read_text())
-    assert set(report) == {"before", "after"} and 0 <= report["after"]["all_correct"] <= 1
+    assert set(report) == {"before", "after", "gain"} and 0 <= report["after"]["all_correct"] <= 1
+    gain = report["after"]["atom_score"] - report["before"]["atom_score"]
+    assert report["gain"]["atom_score"] == pytest.approx(gain, abs=1e-6)
     for name in ("before_after.png", "reward.png"):
         assert min(Image.open(tmp_path / name).size) > 200
     rewards = list(csv.reader(next(tmp_path.rglob("mean_score.csv")).open()))

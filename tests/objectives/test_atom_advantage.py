@@ -143,6 +143,16 @@ def test_atoms_weigh_what_the_reward_says(data):
     torch.testing.assert_close(placed["advantage_map"].mean((1, 2)), out["advantage"][:, 0], rtol=0, atol=1e-5)
 
 
+def test_a_scalar_is_not_read_from_atoms_that_do_not_count(data):
+    data = data.clone()
+    data["next", "atom_scores"][:, -1] = 1.0
+    data["next", "atom_mask"][:, -1] = torch.tensor([True, True, False, False])
+    data["next", "atom_mask"][3, -1, 1] = False  # the judge failed at the only atom that counts
+    data["next", "atom_weight"][:, -1] = torch.tensor([0.0, 4.0, 0.0, 0.0])
+    out, _ = written(data, advantage="scalar")
+    assert (out["advantage"] == 0).all() and (out["advantage_map"] == 0).all()
+
+
 def test_others_maps_do_not_see_an_image_s_own_evidence(data):
     changed = data.clone()
     changed["next", "evidence"][2] = changed["next", "evidence"][2].flip(-1)
