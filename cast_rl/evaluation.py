@@ -58,11 +58,16 @@ class Evaluation:
                     skills[atom_k.skill].append(score)
         return {
             "atom_score": atom.mean().item(),
-            "atom_score_se": (atom.std() / len(atom) ** 0.5).item(),
+            "atom_score_se": _standard_error(atom),
             "all_correct": correct.mean().item(),
-            "all_correct_se": (correct.std() / len(correct) ** 0.5).item(),
+            "all_correct_se": _standard_error(correct),
             **{f"skill_{name}": sum(s) / len(s) for name, s in sorted(skills.items())},
         }
+
+
+def _standard_error(values: Tensor) -> float:
+    """Of the mean of ``values (N,)``."""
+    return (values.std() / len(values) ** 0.5).item()
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, float]]:
@@ -80,11 +85,8 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, float]
     first, second = was.figures(), now.figures()
     gain = {name: second[name] - first[name] for name in first}
     judged = both.any(1)
-    for name, difference in {
-        "atom_score_se": (now.atom_means - was.atom_means)[judged],
-        "all_correct_se": (now.all_correct.float() - was.all_correct.float())[judged],
-    }.items():
-        gain[name] = (difference.std() / len(difference) ** 0.5).item()
+    gain["atom_score_se"] = _standard_error((now.atom_means - was.atom_means)[judged])
+    gain["all_correct_se"] = _standard_error((now.all_correct.float() - was.all_correct.float())[judged])
     return {"before": before.figures(), "after": after.figures(), "gain": gain}
 
 

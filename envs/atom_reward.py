@@ -10,6 +10,7 @@ from torchrl.data import Binary, Bounded, TensorSpec, Unbounded
 from torchrl.envs import Transform
 
 from cast_rl.judges import Judge, ask
+from cast_rl.masked import masked_mean
 from cast_rl.scene_graph import SKILLS
 
 ATOM_KEYS = ("atom_scores", "atom_mask", "atom_reachable", "atom_weight")
@@ -90,11 +91,8 @@ class AtomRewardTransform(Transform):
             evidence[done] = self._evidence_maps(judgement.evidence, judgement.mask)
             self.counts["judged"] += sum(map(len, asked))
             self.counts["failed"] += sum(map(len, asked)) - int(judgement.mask.sum())
-        counted = torch.where(mask, weight, 0.0)
-        total = counted.sum(-1, keepdim=True)
-        reward = torch.where(total > 0, (scores * counted).sum(-1, keepdim=True) / total, 0.0)
         next_tensordict.update(dict(zip(ATOM_KEYS, (scores, mask, reachable, weight), strict=True)))
-        next_tensordict.update({"reward": reward, "evidence": evidence})
+        next_tensordict.update({"reward": masked_mean(scores, mask, weight), "evidence": evidence})
         return next_tensordict if self.keep_pixels else next_tensordict.exclude("pixels")
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:

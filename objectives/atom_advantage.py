@@ -8,11 +8,11 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.envs import Transform
 
+from cast_rl.masked import masked_mean
 from cast_rl.objectives.functional import (
     advantage_map,
     group_mean_std,
     group_relative_advantage,
-    masked_mean,
     others_evidence,
     temper_evidence,
 )

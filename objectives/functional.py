@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from cast_rl.masked import valid_weights
+
 
 def group_mean_std(scores: Tensor, mask: Tensor, group_id: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and population standard deviation of each score within its group, over the valid entries.
@@ -49,22 +51,6 @@ def group_relative_advantage(scores: Tensor, mask: Tensor, group_id: Tensor, *, 
     """
     mean, std, varies = group_mean_std(scores, mask, group_id)
     return torch.where(mask & varies, (scores - mean) / (std + delta), 0.0)
-
-
-def masked_mean(values: Tensor, mask: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Mean over the valid entries of the last dimension, ``(N, K)`` to ``(N, 1)``; 0 where there is none.
-
-    ``weight (N, K)``, not negative, makes it a weighted one.
-    """
-    weight = _weights(values, mask, weight)
-    total = weight.sum(-1, keepdim=True)
-    return torch.where(total > 0, (weight * torch.where(mask, values, 0.0)).sum(-1, keepdim=True) / total, 0.0)
-
-
-def _weights(values: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
-    """``weight``, or 1, where valid and 0 elsewhere, in the type of ``values``."""
-    weight = torch.ones_like(mask, dtype=values.dtype) if weight is None else weight.to(values.dtype)
-    return torch.where(mask, weight, 0.0)
 
 
 def temper_evidence(evidence: Tensor, *, uniform: float = 0.0, map_cap: float | None = None) -> Tensor:
@@ -115,7 +101,7 @@ def advantage_map(advantage: Tensor, mask: Tensor, evidence: Tensor, weight: Ten
             mean advantage.
         weight: ``(N, K)``, not negative; by default all alike.
     """
-    weight = _weights(evidence, mask, weight)
+    weight = valid_weights(evidence, mask, weight)
     total = weight.sum(-1, keepdim=True)
     weights = torch.where(total > 0, weight * torch.where(mask, advantage.to(weight.dtype), 0.0) / total, 0.0)
     return torch.einsum("nk,nkhw->nhw", weights, torch.where(mask[..., None, None], evidence, 0.0))

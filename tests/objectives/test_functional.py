@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
+from cast_rl.masked import masked_mean
 from cast_rl.objectives.functional import (
     advantage_map,
     group_mean_std,
     group_relative_advantage,
-    masked_mean,
     others_evidence,
     temper_evidence,
 )
