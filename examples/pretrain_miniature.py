@@ -23,7 +23,7 @@ from cast_rl.backbones.single_frame import single_frame_vae
 from cast_rl.miniature import Oracle
 from cast_rl.miniature.assemble import WEIGHTS
 from cast_rl.miniature.pretrain_codec import train_codec
-from cast_rl.miniature.pretrain_generator import rank_zero_first, train_generator
+from cast_rl.miniature.pretrain_generator import train_generator
 from cast_rl.miniature.quality import fairness, generate, measure
 from cast_rl.miniature.vocabulary import sample_graphs
 from cast_rl.pictures import atoms_of_images
@@ -34,8 +34,7 @@ def train(args: argparse.Namespace) -> None:
     """Autoencoder, then text encoder and transformer; the result is a pipeline folder in half precision."""
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-    with rank_zero_first():
-        vae = train_codec(args.folder, steps=args.codec_steps)
+    vae = train_codec(args.folder, steps=args.codec_steps)
     pipe = train_generator(vae, args.folder, steps=args.steps)
     if dist.is_initialized() and dist.get_rank() > 0:
         return

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLQwenImage
 from torch import Tensor
-from torchrl.checkpoint import Checkpoint, GlobalRNGState
+from torchrl.checkpoint import Checkpoint
 from tqdm import tqdm
 
 from cast_rl.backbones.single_frame import single_frame_vae
 from cast_rl.miniature.assemble import build_vae
+from cast_rl.miniature.processes import average_gradients, rank_and_world
 from cast_rl.miniature.render import layouts, render
 from cast_rl.miniature.schedule import rate
 from cast_rl.miniature.vocabulary import sample_graph
@@ -40,27 +41,39 @@ def codec_loss(vae: AutoencoderKLQwenImage, images: Tensor) -> tuple[Tensor, Ten
 def train_codec(folder: Path, steps: int = 1100, batch: int = 32, save_every: int = 100) -> AutoencoderKLQwenImage:
     """Train, or go on training, the autoencoder; checkpoints live in ``folder``. Returns it with its statistics set.
 
-    ``latents_mean`` and ``latents_std`` are measured per channel on 2,000 images at the end.
+    ``latents_mean`` and ``latents_std`` are measured per channel on 2,000 images at the end. In a ``torchrun`` group
+    each process takes its share of every batch; randomness is a function of the step and the process.
     """
+    rank, world = rank_and_world()
     torch.manual_seed(0)
     vae = single_frame_vae(build_vae()).train()
     optimizer = torch.optim.AdamW(vae.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     progress = {"step": 0}
-    checkpoint = Checkpoint(vae=vae, optimizer=optimizer, rng=GlobalRNGState(), progress=progress)
+    checkpoint = Checkpoint(vae=vae, optimizer=optimizer, progress=progress)
     if (folder / "codec").exists():
         checkpoint.load(folder / "codec")
-    bar = tqdm(range(progress["step"], steps), initial=progress["step"], total=steps, desc="codec", mininterval=5)
+    bar = tqdm(
+        range(progress["step"], steps),
+        initial=progress["step"],
+        total=steps,
+        desc="codec",
+        mininterval=5,
+        disable=rank > 0,
+    )
     for step in bar:
-        images = scenes(batch, random.Random(step), torch.Generator().manual_seed(step))
+        seed = step * world + rank
+        torch.manual_seed(seed)
+        images = scenes(batch // world, random.Random(seed), torch.Generator().manual_seed(seed))
         loss, error = codec_loss(vae, images)
         optimizer.zero_grad()
         loss.backward()
+        average_gradients(list(vae.parameters()))
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * rate(step / steps, step)
         optimizer.step()
         bar.set_postfix(error=f"{error.item():.4f}", refresh=False)
-        if (step + 1) % save_every == 0 or step + 1 == steps:
+        if rank == 0 and ((step + 1) % save_every == 0 or step + 1 == steps):
             progress["step"] = step + 1
             checkpoint.save(folder / "codec")
     vae.eval()

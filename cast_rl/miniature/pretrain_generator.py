@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -20,6 +17,7 @@ from cast_rl.backbones.single_frame import single_frame_vae
 from cast_rl.miniature.assemble import assemble, build_text_encoder, build_tokenizer, build_transformer
 from cast_rl.miniature.captions import caption
 from cast_rl.miniature.muon import BatchedMuon
+from cast_rl.miniature.processes import average_gradients, rank_and_world, wait_for_all
 from cast_rl.miniature.render import layouts, render
 from cast_rl.miniature.schedule import rate
 from cast_rl.miniature.vocabulary import TRAIN_GROUPS, is_held_out, sample_graph
@@ -73,18 +71,19 @@ def make_chunk(pipe: QwenImagePipeline, index: int) -> dict[str, Tensor]:
 
 
 def training_set(pipe: QwenImagePipeline, folder: Path) -> dict[str, Tensor]:
-    """All chunks, joined; made once and kept in ``folder``."""
-    chunks = []
-    for i in tqdm(range(CHUNKS), desc="training scenes", mininterval=5):
-        path = folder / "data" / f"{i:03d}.safetensors"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(make_chunk(pipe, i), path.with_suffix(".part"))
-            path.with_suffix(".part").rename(path)
-        chunk = load_file(path)
+    """All chunks, joined; made once, by all processes together, and kept in ``folder``."""
+    rank, world = rank_and_world()
+    paths = [folder / "data" / f"{i:03d}.safetensors" for i in range(CHUNKS)]
+    for i in tqdm(range(rank, CHUNKS, world), desc="training scenes", mininterval=5, disable=rank > 0):
+        if not paths[i].exists():
+            paths[i].parent.mkdir(parents=True, exist_ok=True)
+            save_file(make_chunk(pipe, i), paths[i].with_suffix(".part"))
+            paths[i].with_suffix(".part").rename(paths[i])
+    wait_for_all()
+    chunks = [load_file(path) for path in paths]
+    for path, chunk in zip(paths, chunks, strict=True):
         if chunk["ids"].ndim != 3:
             raise ValueError(f"{path} has one caption per scene, made by an earlier version; start in another folder")
-        chunks.append(chunk)
     return {k: torch.cat([c[k] for c in chunks]) for k in chunks[0]}
 
 
@@ -131,27 +130,6 @@ def flow_loss(model: Generator, x0: Tensor, ids: Tensor, mask: Tensor) -> Tensor
     return (model(x, sigma, ids, mask) - (eps - x0)).pow(2).mean()
 
 
-@contextmanager
-def rank_zero_first() -> Iterator[None]:
-    """Inside, the first process goes ahead and the others follow, to find on disk what it made."""
-    grouped = dist.is_initialized()
-    if grouped and dist.get_rank() > 0:
-        dist.barrier()
-    yield
-    if grouped and dist.get_rank() == 0:
-        dist.barrier()
-
-
-def average_over_processes(parameters: list[Tensor]) -> None:
-    """Average gradients over the processes of a group, in one message; nothing to do for a single process."""
-    if not dist.is_initialized():
-        return
-    grads = [p.grad for p in parameters if p.grad is not None]
-    flat = nn.utils.parameters_to_vector(grads)
-    dist.all_reduce(flat)
-    nn.utils.vector_to_parameters(flat / dist.get_world_size(), grads)
-
-
 def train_generator(
     vae: AutoencoderKLQwenImage, folder: Path, steps: int = 9_000, save_every: int = 250
 ) -> QwenImagePipeline:
@@ -160,12 +138,11 @@ def train_generator(
     In a ``torchrun`` group each process takes its share of every batch. Randomness is a function of the step, so that
     a resumed run repeats what an uninterrupted one does.
     """
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, world = rank_and_world()
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
     pipe = assemble(single_frame_vae(vae).eval(), build_text_encoder(tokenizer), tokenizer, build_transformer())
-    with rank_zero_first():
-        data = training_set(pipe, folder)
+    data = training_set(pipe, folder)
     model = Generator(pipe).train()
     average = copy.deepcopy(model).eval().requires_grad_(False)
     matrices, rest = split_parameters(model)
@@ -197,7 +174,7 @@ def train_generator(
         length = int(mask.sum(1).max())
         loss = flow_loss(model, data["latents"][rows].float(), ids[:, :length], mask[:, :length])
         loss.backward()
-        average_over_processes(matrices + rest)
+        average_gradients(matrices + rest)
         nn.utils.clip_grad_norm_(rest, 1.0)
         for optimizer, base in ((muon, MUON_RATE), (adam, ADAM_RATE)):
             for group in optimizer.param_groups:

@@ -16,7 +16,7 @@ from cast_rl.scene_graph import SceneGraph
 
 SIZE = 48
 RADIUS = (4.3, 5.2)
-BORDER = 6.2  # no centre nearer to an edge
+BORDER = 6.7  # no centre nearer to an edge
 GAP = 5.5  # least distance between two outlines: where little room is left, a generator draws objects that touch
 BETWEEN = 4.0  # least distance of a related object's centre from the line that separates the groups
 RGB = torch.tensor(
@@ -61,7 +61,7 @@ def _square(dx: Tensor, dy: Tensor, r: Tensor) -> Tensor:
 
 
 def _triangle(dx: Tensor, dy: Tensor, r: Tensor) -> Tensor:
-    R = 1.28 * r  # circumradius; moved so that the bounding box is about centred
+    R = 1.4 * r  # circumradius; moved so that the bounding box is about centred
     y = dy - 0.22 * R
     return torch.maximum(y, 0.8660254 * dx.abs() - 0.5 * y) - 0.5 * R
 
