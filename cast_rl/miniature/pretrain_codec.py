@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKLQwenImage
 from torch import Tensor
 from torchrl.checkpoint import Checkpoint
-from tqdm import tqdm
 
 from cast_rl.backbones.single_frame import single_frame_vae
 from cast_rl.miniature.assemble import build_vae
-from cast_rl.miniature.processes import average_gradients, rank_and_world
+from cast_rl.miniature.processes import average_gradients, rank_and_world, step_bar
 from cast_rl.miniature.render import layouts, render
 from cast_rl.miniature.schedule import rate
 from cast_rl.miniature.vocabulary import sample_graph
@@ -52,14 +51,7 @@ def train_codec(folder: Path, steps: int = 1100, batch: int = 32, save_every: in
     checkpoint = Checkpoint(vae=vae, optimizer=optimizer, progress=progress)
     if (folder / "codec").exists():
         checkpoint.load(folder / "codec")
-    bar = tqdm(
-        range(progress["step"], steps),
-        initial=progress["step"],
-        total=steps,
-        desc="codec",
-        mininterval=5,
-        disable=rank > 0,
-    )
+    bar = step_bar("codec", progress["step"], steps, seconds=5)
     for step in bar:
         seed = step * world + rank
         torch.manual_seed(seed)

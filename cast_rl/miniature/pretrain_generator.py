@@ -17,7 +17,7 @@ from cast_rl.backbones.single_frame import single_frame_vae
 from cast_rl.miniature.assemble import assemble, build_text_encoder, build_tokenizer, build_transformer
 from cast_rl.miniature.captions import caption
 from cast_rl.miniature.muon import BatchedMuon
-from cast_rl.miniature.processes import average_gradients, rank_and_world, wait_for_all
+from cast_rl.miniature.processes import average_gradients, rank_and_world, step_bar, wait_for_all
 from cast_rl.miniature.render import layouts, render
 from cast_rl.miniature.schedule import rate
 from cast_rl.miniature.vocabulary import TRAIN_GROUPS, is_held_out, sample_graph
@@ -153,14 +153,7 @@ def train_generator(
     checkpoint = Checkpoint(model=model, average=average, muon=muon, adam=adam, progress=progress)
     if (folder / "generator").exists():
         checkpoint.load(folder / "generator")
-    bar = tqdm(
-        range(progress["step"], steps),
-        initial=progress["step"],
-        total=steps,
-        desc="generator",
-        mininterval=10,
-        disable=rank > 0,
-    )
+    bar = step_bar("generator", progress["step"], steps, seconds=10)
     shown = None
     for step in bar:
         torch.manual_seed(step * world + rank)

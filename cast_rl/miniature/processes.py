@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from tqdm import tqdm
 
 
 def rank_and_world() -> tuple[int, int]:
     """This process's number and how many there are; ``(0, 1)`` outside a group."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def step_bar(name: str, done: int, steps: int, seconds: float) -> tqdm:
+    """The steps that are left, with a progress bar in the first process, drawn anew every so many seconds."""
+    rank, _ = rank_and_world()
+    return tqdm(range(done, steps), desc=name, initial=done, total=steps, mininterval=seconds, disable=rank > 0)
 
 
 def wait_for_all() -> None:
