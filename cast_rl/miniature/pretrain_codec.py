@@ -76,7 +76,12 @@ def train_codec(folder: Path, steps: int = 1100, batch: int = 32, save_every: in
 
 @torch.no_grad()
 def latent_statistics(vae: AutoencoderKLQwenImage, n: int = 2000, seed: int = 10**6) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each latent channel over ``n`` random scenes, ``(C,)`` each."""
+    """Mean and standard deviation of each latent channel over ``n`` random scenes, ``(C,)`` each.
+
+    Of samples, as the generator is trained on: a channel that the KL term has emptied is all noise, and scaled by its
+    posterior's mean alone it would drown the others.
+    """
     rng, g = random.Random(seed), torch.Generator().manual_seed(seed)
-    z = torch.cat([vae.encode(scenes(100, rng, g)[:, :, None]).latent_dist.mode() for _ in range(n // 100)])
+    images = (scenes(100, rng, g)[:, :, None] for _ in range(n // 100))
+    z = torch.cat([vae.encode(x).latent_dist.sample(g) for x in images])
     return z.mean((0, 2, 3, 4)), z.std((0, 2, 3, 4))

@@ -5,8 +5,9 @@ import torch
 from diffusers import DiffusionPipeline, QwenImagePipeline
 
 from cast_rl.backbones import load_backbone
+from cast_rl.backbones.single_frame import single_frame_vae
 from cast_rl.evaluation import evaluate
-from cast_rl.miniature import GENERATOR, GUIDANCE, STEPS, Oracle, miniature_prompts
+from cast_rl.miniature import GENERATOR, GUIDANCE, STEPS, Oracle, miniature_prompts, pretrain_generator
 from cast_rl.miniature.assemble import build_tokenizer
 from cast_rl.miniature.muon import BatchedMuon, orthogonalise
 from cast_rl.miniature.quality import generate, measure
@@ -38,6 +39,16 @@ def test_every_word_is_one_token_and_the_template_has_the_real_length(pipe):
     prefix = pipe.prompt_template_encode.split("{}")[0]
     assert len(tokenizer(prefix).input_ids) == pipe.prompt_template_encode_start_idx == 34
     assert build_tokenizer().get_vocab() == tokenizer.get_vocab()
+
+
+def test_training_latents_have_mean_zero_and_variance_one_in_every_channel(pipe, monkeypatch):
+    """The statistics in the config are those of what the generator learns to draw."""
+    monkeypatch.setattr(pretrain_generator, "CHUNK", 200)
+    single_frame_vae(pipe.vae)
+    packed = pretrain_generator.make_chunk(pipe, 0)["latents"].float()
+    latents = pipe._unpack_latents(packed, 48, 48, pipe.vae_scale_factor)  # (N, C, 1, h, w)
+    assert latents.mean((0, 2, 3, 4)).abs().max() < 0.2
+    assert (latents.std((0, 2, 3, 4)) - 1).abs().max() < 0.25
 
 
 def test_our_rollout_gives_the_pipelines_images(pipe):
