@@ -258,7 +258,8 @@ def judge_all(
     """Every atom of every image ``(B, 3, S, S)``: scores and mask ``(B, K)``, evidence ``(B, K, S, S)``.
 
     ``objects_of`` turns the images into what is found in each, ``judge_one`` that and an atom into a score and the
-    region that shows it, ``(S, S)``, or None.
+    region that shows it, ``(S, S)``, or None. An atom about the whole scene is shown by the whole image, since an
+    object too many or too few can be anywhere.
     """
     if len(atoms) != len(images):
         raise ValueError(f"got {len(images)} images but atoms for {len(atoms)}")
@@ -270,7 +271,9 @@ def judge_all(
         for k, atom in enumerate(atoms[b]):
             scores[b, k], region = judge_one(atom, objects)
             mask[b, k] = True
-            if region is not None:
+            if atom.skill == "scene":
+                evidence[b, k] = 1
+            elif region is not None:
                 evidence[b, k] = region / region.mean()
     device = images.device
     return Judgement(scores.to(device), mask.to(device), evidence.to(device))
@@ -279,8 +282,8 @@ def judge_all(
 class Oracle:
     """The judge protocol over :func:`parse` and :func:`check`: scores are 0 or 1 and never unknown.
 
-    Evidence is the exact region of the objects that show the fact; an atom about something that is not there has none
-    and its map is all zero.
+    Evidence is the exact region of the objects that show the fact, the whole image for the number of objects in the
+    scene; an atom about something that is not there has none and its map is all zero.
     """
 
     def __call__(self, images: Tensor, atoms: Sequence[Sequence[Atom]]) -> Judgement:

@@ -92,7 +92,9 @@ def test_evidence_is_the_objects_of_the_atom_and_zero_where_there_are_none(image
     assert isinstance(Oracle(), Judge)
     assert judged.scores.tolist() == [[1, 1, 1, 1], [0, 0, 0, 0]] and judged.mask.all()
     assert torch.allclose(judged.evidence[0].mean((1, 2)), torch.ones(4))
-    assert not judged.evidence[1].any()
+    *facts, scene = judged.evidence[1]
+    assert not torch.stack(facts).any() and (scene == 1).all()
+    assert (judged.evidence[0, 3] == 1).all(), "an object too many can be anywhere"
     circles = torch.from_numpy(parse(render_graphs([graph], 0))[0][0].mask)
     assert (judged.evidence[0, 0][circles] > 0).all()
 
