@@ -60,7 +60,7 @@ def settled_from(curve: Tensor, threshold: float) -> Tensor:
 
 
 def resample(tables: Tensor, seed: int, resamples: int = RESAMPLES) -> Tensor:
-    """Bootstrap over prompts: ``(G, P, T, 2, 2)`` to sums over P prompts drawn with replacement, ``(G, R, T, 2, 2)``."""
+    """Bootstrap: ``(G, P, T, 2, 2)`` to sums over P prompts drawn with replacement, ``(G, R, T, 2, 2)``."""
     prompts = tables.shape[1]
     drawn = torch.randint(prompts, (resamples, prompts), generator=torch.Generator().manual_seed(seed))
     times = torch.zeros(resamples, prompts, dtype=tables.dtype).scatter_add_(1, drawn, torch.ones_like(drawn).double())

@@ -26,9 +26,9 @@ def draw_structure(profile: StructureProfile, path: str | Path, criterion: Crite
     """
     strip = profile.strip if profile.strip is not None else ()
     rows = len(strip)
-    width = max(7.0, 1.05 * min(profile.steps, MOST_PICTURES) + 3.2)
-    figure = Figure(figsize=(width, 3.8 + 1.05 * rows), layout="constrained")
-    grid = figure.add_gridspec(rows + 1, 1, height_ratios=[1.0] * rows + [3.6])
+    width = max(7.0, 1.05 * min(profile.steps, MOST_PICTURES) + 2.8)
+    figure = Figure(figsize=(width, 3.8 + 1.25 * rows), layout="constrained")
+    grid = figure.add_gridspec(rows + 1, 1, height_ratios=[1.25] * rows + [3.6])
     curves = figure.add_subplot(grid[rows])
     _draw_curves(curves, profile, criterion)
     for row, pictures in enumerate(strip):
