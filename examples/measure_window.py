@@ -37,6 +37,5 @@ def main(cfg: DictConfig) -> None:
     print(f"profile and picture: {folder}")
 
 
-
 if __name__ == "__main__":
     main()
