@@ -1,7 +1,6 @@
 """Measuring from the command line, and a training run that uses what was measured."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +14,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(script: str, *overrides: str, expect: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *overrides],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ,
-    )
+    command = [sys.executable, str(EXAMPLES / script), *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout + done.stderr
 
