@@ -14,6 +14,9 @@ cps         s' cos(a pi / 2)      s' sin(a pi / 2)                    (Flow-CPS,
 ==========  ====================  ================================================================
 
 ``D = s - s'``; ``s_1`` is the schedule's second sigma. All of it is computed in float32 at least.
+
+With shorter steps ODE, Flow-SDE and Dance-SDE approach the data's law. CPS at a fixed ``a`` has no such limit, since it
+injects as much noise however short the step; it has one where ``s' sin(a pi / 2)`` shrinks as ``k sqrt(D)``.
 """
 
 import math

@@ -2,7 +2,8 @@
 
 - ``python examples/train_cast.py`` trains the miniature on two CPU cores;
 - ``python examples/train_cast.py loss.maps=none advantage=scalar`` is the ablation: Flow-GRPO's scalar
-  advantage and no maps (add ``delta=1e-4 loss.ratio=sample loss.clip_epsilon=1e-3`` for its other choices).
+  advantage and no maps (add ``delta=1e-4 loss.ratio=sample loss.clip_epsilon=1e-3`` for its other choices);
+- ``python examples/train_cast.py window=measured`` explores where the model's own trajectories say that it matters.
 
 Every setting is in ``config/train_cast.yaml``. Results land in ``runs/train_cast/<time>``; to go on with a run that was
 killed, repeat its command line with its folder: ``hydra.run.dir=runs/train_cast/<time>``.
@@ -34,24 +35,34 @@ from cast_rl.prompt_bank import PromptBank
 from cast_rl.resume import resume
 from cast_rl.seeding import derive_seed
 from cast_rl.settings import check_counts
-from cast_rl.window import UniformWindow
+from cast_rl.window import FixedWindow
+from cast_rl.window.measured import measured_window
 
 
 @hydra.main(config_path="config", config_name="train_cast", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
     at_least_one = ["iterations", "checkpoint_every", "optim.epochs", "optim.batch_size"]
-    check_counts(cfg, dict.fromkeys(at_least_one, 1) | {"prompts.held_out": 2, "log.pictures": 0})
-    torch.manual_seed(cfg.seed)
+    at_least_two = ["prompts.held_out", "measured.prompts"]
+    check_counts(cfg, dict.fromkeys(at_least_one, 1) | dict.fromkeys(at_least_two, 2) | {"log.pictures": 0})
+    window = None if cfg.window == "measured" else FixedWindow.between(cfg.window)
     source = GENERATOR if cfg.model.source == "miniature" else cfg.model.source
     backbone = load_backbone(source, dtype=cfg.model.dtype, device=cfg.device, guidance=cfg.model.guidance)
+    size = {"height": cfg.model.height, "width": cfg.model.width, "steps": cfg.model.steps}
+    rollout_size = size | {"steps": cfg.rollout.steps}
+    noise = {"transition": cfg.rollout.transition, "a": cfg.rollout.noise}
+    judge, examiner = load_judge(cfg.judge), load_judge(cfg.prompts.held_out_judge)
+
+    if window is None:
+        measured = dict(cfg.measured, negative_prompt=cfg.model.negative_prompt, **rollout_size, **noise)
+        probes = miniature_prompts(measured.pop("prompts"), seed=cfg.measured.seed, held_out=False)
+        window = measured_window(backbone, judge, probes, folder, **measured)
+    torch.manual_seed(cfg.seed)
     if cfg.model.lora is not None:
         backbone.add_lora(**cfg.model.lora)
     else:
         # The KL term needs the model before training: LoRA has it with adapters off, otherwise a copy is kept.
         backbone.train_weights(keep_reference=cfg.loss.kl_coeff is not None, only=cfg.model.weights)
-    size = {"height": cfg.model.height, "width": cfg.model.width, "steps": cfg.model.steps}
-    judge, examiner = load_judge(cfg.judge), load_judge(cfg.prompts.held_out_judge)
 
     # Prompts are encoded once; from here on a prompt is an integer.
     train = miniature_prompts(cfg.prompts.train, seed=1000 + cfg.seed, held_out=False)
@@ -61,15 +72,14 @@ def main(cfg: DictConfig) -> None:
     print(f"{len(train)} training prompts such as {train[0].text!r}; {len(held_out)} held out")
 
     # Each episode denoises one batch of groups; the judge scores the images at its end.
-    noise = {"transition": cfg.rollout.transition, "a": cfg.rollout.noise}
     base_env = DenoisingEnv.from_backbone(
         backbone,
         len(train),
-        **(size | {"steps": cfg.rollout.steps}),
+        **rollout_size,
         **noise,
         prompts_per_batch=cfg.rollout.prompts_per_iteration,
         group_size=cfg.rollout.group_size,
-        window=UniformWindow(cfg.rollout.first_start, cfg.rollout.last_start, cfg.rollout.window_width),
+        window=window,
         seed=cfg.seed,
         share_noise=cfg.rollout.share_noise,
     )
@@ -80,7 +90,7 @@ def main(cfg: DictConfig) -> None:
     # On the way into the buffer trajectories become window steps with advantages.
     shape = {"maps": cfg.loss.maps, "uniform": cfg.loss.uniform, "map_cap": cfg.loss.map_cap}
     advantage = AtomAdvantage(advantage=cfg.advantage, delta=cfg.delta, **shape)
-    transitions = base_env.batch_size[0] * cfg.rollout.window_width
+    transitions = base_env.batch_size[0] * window.width
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(transitions, device=cfg.device),
         sampler=SamplerWithoutReplacement(),

@@ -2,8 +2,9 @@ from collections import Counter
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
-from cast_rl.window import FixedWindow, UniformWindow, WindowSampler, check_windows
+from cast_rl.window import FixedWindow, SlidingWindow, UniformWindow, WindowSampler, check_windows
 
 SIGMAS = torch.cat([torch.linspace(1, 0.02, 10), torch.zeros(1)])
 
@@ -54,3 +55,23 @@ def test_the_gate_is_the_noise_left_and_not_the_last_step():
 @pytest.mark.parametrize(("transition", "a"), [("ode", 0.7), ("flow_sde", 0.0)])
 def test_without_noise_any_window_in_the_schedule_will_do(transition, a):
     check_windows(SIGMAS, [0], 10, transition=transition, a=a)
+
+
+def test_a_sliding_window_goes_through_its_starts_with_the_iterations():
+    window = SlidingWindow(first=1, last=3, width=2, every=2)
+    assert isinstance(window, WindowSampler)
+    assert list(window.starts) == [1, 2, 3]
+    assert [window(5, iteration, group) for iteration in range(8) for group in (0, 9)] == [
+        *[1] * 4, *[2] * 4, *[3] * 4, *[1] * 4
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="SlidingWindow.first=4, last=3"):
+        SlidingWindow(4, 3, 1)
+    with pytest.raises(ValueError, match="every=0"):
+        SlidingWindow(1, 3, 1, 0)
+
+
+def test_a_window_set_by_hand_is_two_whole_numbers():
+    assert FixedWindow.between([1, 3]) == FixedWindow.between(OmegaConf.create([1, 3])) == FixedWindow(1, 2)
+    for wrong in ([3, 1], [1, 1], [-1, 2], [1, 2, 3], [0.5, 2], [False, True], "measurd", 3, None):
+        with pytest.raises(ValueError, match="is no window"):
+            FixedWindow.between(wrong)

@@ -1,8 +1,10 @@
 """SDE windows: which consecutive denoising steps of a group are stochastic."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -36,6 +38,22 @@ class FixedWindow:
     start: int
     width: int
 
+    @classmethod
+    def between(cls, bounds: Any) -> FixedWindow:
+        """The window of a setting ``[start, stop]``: the steps from ``start`` to ``stop - 1``.
+
+        Raises:
+            ValueError: it is not two whole numbers with ``0 <= start < stop``.
+        """
+        given = list(bounds) if isinstance(bounds, Sequence) and not isinstance(bounds, str) else []
+        whole = all(isinstance(value, int) and not isinstance(value, bool) for value in given)
+        if len(given) != 2 or not whole or not 0 <= given[0] < given[1]:
+            raise ValueError(
+                f"window={bounds} is no window; give [start, stop], two whole numbers with 0 <= start < stop: the "
+                "first stochastic step and the one after the last"
+            )
+        return cls(given[0], given[1] - given[0])
+
     @property
     def starts(self) -> range:
         return range(self.start, self.start + 1)
@@ -53,8 +71,7 @@ class UniformWindow:
     width: int
 
     def __post_init__(self):
-        if self.last < self.first:
-            raise ValueError(f"UniformWindow(first={self.first}, last={self.last}) has no start; last must be >= first")
+        _check_starts(self)
 
     @property
     def starts(self) -> range:
@@ -62,6 +79,37 @@ class UniformWindow:
 
     def __call__(self, seed: int, iteration: int, group: int) -> int:
         return self.first + derive_seed(seed, WINDOW_STREAM, iteration, group) % len(self.starts)
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """``width`` steps whose first moves from ``first`` to ``last``, one step every ``every`` iterations, and again.
+
+    All groups of an iteration share it. After MixGRPO (arXiv 2507.21802), whose window goes through the whole schedule.
+    """
+
+    first: int
+    last: int
+    width: int
+    every: int = 1
+
+    def __post_init__(self):
+        _check_starts(self)
+        if self.every < 1:
+            raise ValueError(f"SlidingWindow(every={self.every}) never moves; every must be at least 1 iteration")
+
+    @property
+    def starts(self) -> range:
+        return range(self.first, self.last + 1)
+
+    def __call__(self, seed: int, iteration: int, group: int) -> int:
+        return self.first + iteration // self.every % len(self.starts)
+
+
+def _check_starts(window: UniformWindow | SlidingWindow) -> None:
+    if window.last < window.first:
+        name = f"{type(window).__name__}(first={window.first}, last={window.last})"
+        raise ValueError(f"{name} has no start; last must be >= first")
 
 
 def check_windows(sigmas: Tensor, starts: Iterable[int], width: int, *, transition: Kind, a: float) -> None:
