@@ -1,0 +1,306 @@
+"""Training the miniature's judge: answers to many questions per image, and where to look while they are read.
+
+Questions and caption of an image go through the code that judges, so that the judge is used as it was trained. Where
+words should look, and what each image token shows, is taught with what the oracle finds.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Qwen2Tokenizer
+
+from cast_rl.judges.attention_tap import Tap
+from cast_rl.judges.chat import Branch, Chat
+from cast_rl.judges.evidence import FILE_NAME, EvidenceSettings
+from cast_rl.judges.families.qwen3_vl import Qwen3VL
+from cast_rl.judges.images import ImageSettings, patches
+from cast_rl.judges.packing import Packed, pack
+from cast_rl.miniature.fit import Recipe, fit
+from cast_rl.miniature.judge_data import SOURCES, Images, Source, found_in, judge_images
+from cast_rl.miniature.judge_model import (
+    DIM,
+    GRID,
+    MERGE,
+    NUMBERS,
+    PATCH,
+    build_judge,
+    build_judge_tokenizer,
+    save_judge,
+)
+from cast_rl.miniature.judge_questions import ask
+from cast_rl.miniature.processes import rank_and_world
+from cast_rl.miniature.render import SIZE
+from cast_rl.miniature.vocabulary import COLORS, SHAPES
+from cast_rl.scene_graph import SceneGraph, plural
+
+BATCH = 64
+SHARES = {"render": 0.4, "sample": 0.3, "rollout": 0.3}  # of a batch
+QUESTIONS = 9  # per image
+SHIFT = 2  # pixels by which an image is moved at most
+BLURRED, NOISE = 0.3, 0.04  # share of the images that are blurred, and the largest standard deviation of pixel noise
+LOOKING = ((1, 0), (1, 1), (2, 0), (2, 1))  # (layer, head) that are taught where to look; evidence is read there
+WEIGHTS = {"answers": 2.0, "looking": 1.0, "cells": 1.0}
+LEAST_SHARE = 0.12  # of an image token that an object must cover for the token to show it
+
+
+@dataclass
+class Batch:
+    """B augmented images with up to M objects each.
+
+    ``pixels (B, 3, S, S)`` in [0, 1]; ``objects (B, M, 4)`` as in `cast_rl.miniature.judge_data.label`; ``cover
+    (B, M, N)`` the share of each image token that each object covers; ``branches`` and ``answers``: per image the
+    caption and the questions, and the questions' answers' token ids.
+    """
+
+    pixels: Tensor
+    objects: Tensor
+    cover: Tensor
+    branches: list[list[Branch]]
+    answers: list[list[int]]
+
+
+def augment(pixels: Tensor, objects: Tensor, regions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mirror half of the images, move all a little, blur some, add noise; draws from torch's global generator.
+
+    ``pixels (B, 3, S, S)`` uint8, ``objects (B, M, 4)``, ``regions (B, S, S)`` -> the same, pixels float in [0, 1].
+    All shapes of this world are symmetric about the vertical.
+    """
+    B = len(pixels)
+    rows = torch.arange(B)[:, None, None]
+    mirror = torch.rand(B) < 0.5
+    down, right = torch.randint(-SHIFT, SHIFT + 1, (2, B))
+    axis = torch.arange(SIZE)
+    ys = (axis - down[:, None]).clamp(0, SIZE - 1)  # (B, S): where each row of the result comes from
+    xs = (axis - right[:, None]).clamp(0, SIZE - 1)
+    xs = torch.where(mirror[:, None], SIZE - 1 - xs, xs)
+    regions = regions[rows, ys[:, :, None], xs[:, None, :]]
+    pixels = pixels.permute(0, 2, 3, 1)[rows, ys[:, :, None], xs[:, None, :]].permute(0, 3, 1, 2) / 255
+    shape, color, x, y = objects.unbind(-1)
+    x = torch.where(mirror[:, None], SIZE - x, x) + right[:, None]
+    objects = torch.stack([shape, color, x, y + down[:, None]], -1)
+    strength = (torch.rand(B) * (torch.rand(B) < BLURRED))[:, None, None, None]
+    soft = F.avg_pool2d(F.pad(pixels, (1, 1, 1, 1), mode="replicate"), 3, 1)
+    pixels = torch.lerp(pixels, soft, strength)
+    pixels = pixels + NOISE * torch.rand(B, 1, 1, 1) * torch.randn_like(pixels)
+    return pixels.clamp(0, 1), objects, regions
+
+
+def pool(regions: Tensor, objects: int) -> Tensor:
+    """Which objects pixels show, ``(B, S, S)`` -> share of each image token that each covers, ``(B, objects, N)``."""
+    each = (regions[:, None] == torch.arange(1, objects + 1)[:, None, None]).float()
+    return F.avg_pool2d(each, PATCH * MERGE).flatten(2)
+
+
+class Asker:
+    """Rows of the training images -> a :class:`Batch`.
+
+    Args:
+        tokenizer: of the judge.
+        chat: of the judge.
+        images: by kind of source.
+    """
+
+    def __init__(self, tokenizer: Qwen2Tokenizer, chat: Chat, images: dict[str, Images]) -> None:
+        self.chat, self.images = chat, images
+        self.token_of = {word: tokenizer.convert_tokens_to_ids(word) for word in (*NUMBERS, "Yes", "No")}
+
+    def __call__(self, step: int, batch: int = BATCH) -> Batch:
+        """This process's share of a step's batch; draws from torch's global generator, too."""
+        rank, world = rank_and_world()
+        g = torch.Generator().manual_seed(step)
+        kinds = list(self.images)
+        share = torch.tensor([SHARES[kind] for kind in kinds])
+        of = torch.multinomial(share, batch, replacement=True, generator=g)[rank::world]
+        parts, prompts = [], []
+        for k, kind in enumerate(kinds):
+            source = self.images[kind]
+            rows = torch.randint(len(source.pixels), (int((of == k).sum()),))
+            parts.append((source.pixels[rows], source.objects[rows], source.regions[rows]))
+            prompts += [source.prompts[i] for i in rows.tolist()]
+        pixels, objects, regions = augment(*(torch.cat(t) for t in zip(*parts, strict=True)))
+        branches, answers = self.ask(prompts, objects, random.Random(step * world + rank))
+        return Batch(pixels, objects, pool(regions, objects.shape[1]), branches, answers)
+
+    def ask(
+        self, prompts: list[SceneGraph], objects: Tensor, rng: random.Random
+    ) -> tuple[list[list[Branch]], list[list[int]]]:
+        """The branches about each image, caption first, and the token ids of the questions' answers."""
+        branches, answers = [], []
+        for prompt, row in zip(prompts, objects, strict=True):
+            asked, caption = ask(prompt, found_in(row), QUESTIONS, rng)
+            branches.append([self.chat.caption(caption.render()[0]), *(self.chat.question(a.question) for a in asked)])
+            answers.append([self.token_of[a.answer] for a in asked])
+        return branches, answers
+
+
+class Words(nn.Module):
+    """What each token of the vocabulary says: ``shape``, ``color (V,)`` long, -1 for none, and ``number (V,)`` bool."""
+
+    def __init__(self, tokenizer: Qwen2Tokenizer) -> None:
+        super().__init__()
+        V = len(tokenizer)
+        meanings = (
+            ("shape", {form: i for i, noun in enumerate(SHAPES) for form in (noun, plural(noun))}),
+            ("color", {word: i for i, word in enumerate(COLORS)}),
+            ("number", dict.fromkeys((*NUMBERS, "a", "an", "the"), 0)),
+        )
+        for name, meaning in meanings:
+            table = torch.full((V,), -1)
+            for word, value in meaning.items():
+                for form in (word, f" {word}"):
+                    ids = tokenizer.encode(form, add_special_tokens=False)
+                    if len(ids) == 1:
+                        table[ids[0]] = value
+            self.register_buffer(name, table, persistent=False)
+
+    def targets(self, batch: Batch, packed: Packed) -> tuple[Tensor, Tensor]:
+        """Which tokens should look where.
+
+        A noun looks at what it names, in the colour it is given, a colour at what has it, a number in a caption at
+        all objects; each object gets attention as it covers an image token. What is not there is not looked for in
+        the image at all, but in a caption, which states what should be there, another colour of the shape will do.
+
+        Returns:
+            where: ``(n, 2)`` row and column of each token; share: ``(n, 1 + N)`` of attention, first that beside the
+            image, then that of each image token.
+        """
+        shape, color = self.shape[packed.ids], self.color[packed.ids]
+        before = self.color[packed.ids.roll(1, 1)]
+        color = torch.where(shape >= 0, before, color)
+        caption = packed.branch == 0
+        number = (self.number[packed.ids] >= 0) & caption
+        where = (((shape >= 0) | (color >= 0) | number) & (packed.branch >= 0)).nonzero()
+        b, t = where.unbind(1)
+        there = batch.objects[b, :, 0] >= 0  # (n, M)
+        s, c = shape[b, t, None], color[b, t, None]
+        of_shape = there & ((s < 0) | (batch.objects[b, :, 0] == s))
+        match = of_shape & ((c < 0) | (batch.objects[b, :, 1] == c))
+        other = caption[b, t, None] & (s >= 0) & ~match.any(1, keepdim=True)
+        match = torch.where(other, of_shape, match)
+        image = torch.einsum("nm,nmc->nc", match.float(), batch.cover[b])
+        total = image.sum(1, keepdim=True)
+        share = torch.cat([(total == 0).float(), image / total.clamp(min=1e-6)], 1)
+        keep = (total[:, 0] > 0) | ~caption[b, t]
+        return where[keep], share[keep]
+
+
+class Learner(nn.Module):
+    """The judge, and heads that say what each image token shows, which only training needs."""
+
+    def __init__(self, tokenizer: Qwen2Tokenizer) -> None:
+        super().__init__()
+        self.model = build_judge(tokenizer)
+        self.family = Qwen3VL(self.model)
+        self.model.requires_grad_(True)
+        self.words = Words(tokenizer)
+        # None, each shape and no known one; none and each colour; whether a centre is here, and where.
+        self.sizes = [len(SHAPES) + 2, len(COLORS) + 1, 1, 2]
+        self.cells = nn.Linear(DIM, sum(self.sizes))
+        self.settings = ImageSettings(PATCH, MERGE, 2, (0.5,) * 3, (0.5,) * 3, SIZE**2, SIZE**2)
+
+    def loss(self, batch: Batch, chat: Chat) -> dict[str, Tensor]:
+        """The terms of :data:`WEIGHTS` for one batch."""
+        shown: list[Tensor] = []
+        hook = self.model.model.visual.merger.register_forward_hook(lambda *call: shown.append(call[-1]))
+        ids, columns = chat.prefix(GRID**2)
+        prefix = self.family.prefix(patches(batch.pixels, self.settings), (GRID, GRID), ids, columns)
+        hook.remove()
+        packed = pack([[branch.ids for branch in row] for row in batch.branches])
+        where, share = self.words.targets(batch, packed)
+        queries, slot = _slots(where, len(batch.branches))
+        eye = torch.eye(queries.shape[1]).expand(len(queries), -1, -1)
+        heads = {layer: torch.tensor([h for at, h in LOOKING if at == layer]) for layer, _ in LOOKING}
+        tap = Tap(queries, eye, slice(0, prefix.length), heads, keep_heads=True)
+        hidden = self.family.branches(prefix, packed, tap)
+        looked = torch.cat([tap.rows[layer] for layer in heads], 1)  # (B, H, Q, P)
+        looked = looked[where[:, 0], :, slot]  # (n, H, P)
+        image = looked[..., columns]
+        beside = looked.sum(-1, keepdim=True) - image.sum(-1, keepdim=True)
+        chance = torch.cat([beside, image], -1).clamp(min=1e-5)
+        asked = [(b, last) for b, lasts in enumerate(packed.lasts) for last in lasts[1:]]
+        rows, at = torch.tensor(asked).T
+        answers = torch.tensor([a for row in batch.answers for a in row])
+        return {
+            "answers": F.cross_entropy(self.family.logits(hidden[rows, at]), answers),
+            "looking": -(share[:, None] * chance.log()).sum(-1).mean(),
+            "cells": self._cell_loss(shown[0].view(len(batch.pixels), -1, DIM), batch),
+        }
+
+    def _cell_loss(self, features: Tensor, batch: Batch) -> Tensor:
+        """How well image tokens' ``features (B, N, DIM)`` say which objects they show and where centres lie."""
+        shape, color, x, y = batch.objects.unbind(-1)
+        cover, index = batch.cover.max(1)  # (B, N)
+        shows = cover > LEAST_SHARE
+        shape_here = torch.where(shows, shape.gather(1, index) + 1, 0).long()
+        color_here = torch.where(shows, color.gather(1, index) + 1, 0).long()
+        side = PATCH * MERGE
+        column, row = ((v / side).floor().clamp(0, GRID - 1) for v in (x, y))
+        b, m = (shape >= 0).nonzero(as_tuple=True)
+        cell = (row * GRID + column).long()[b, m]
+        centre = torch.zeros(cover.shape)
+        centre[b, cell] = 1.0
+        offset = torch.stack([x / side - column, y / side - row], -1)[b, m] - 0.5
+        says_shape, says_color, says_centre, says_offset = self.cells(features).split(self.sizes, -1)
+        return (
+            F.cross_entropy(says_shape.flatten(0, 1), shape_here.flatten())
+            + F.cross_entropy(says_color.flatten(0, 1), color_here.flatten())
+            + F.binary_cross_entropy_with_logits(says_centre[..., 0], centre)
+            + 4 * F.mse_loss(says_offset[b, cell], offset)
+        )
+
+
+def _slots(where: Tensor, images: int) -> tuple[Tensor, Tensor]:
+    """Tokens ``(n, 2)``, sorted by image -> columns per image ``(B, Q)``, padded with 0, and each one's place there."""
+    counts = torch.bincount(where[:, 0], minlength=images)
+    slot = torch.arange(len(where)) - (counts.cumsum(0) - counts)[where[:, 0]]
+    queries = torch.zeros(images, max(1, int(counts.max())), dtype=torch.long)
+    queries[where[:, 0], slot] = where[:, 1]
+    return queries, slot
+
+
+def split_parameters(learner: Learner) -> tuple[list[Tensor], list[Tensor]]:
+    """Matrices inside decoder layers, vision blocks and mergers, for Muon, and all others, for AdamW."""
+    inside = {
+        p
+        for n, p in learner.model.named_parameters()
+        if p.ndim == 2 and any(part in n for part in (".layers.", ".blocks.", "merger"))
+    }
+    return [p for p in learner.parameters() if p in inside], [p for p in learner.parameters() if p not in inside]
+
+
+def train_judge(
+    generator: Path,
+    folder: Path,
+    output: Path,
+    steps: int = 4_000,
+    save_every: int = 150,
+    sources: tuple[Source, ...] = SOURCES,
+    batch: int = BATCH,
+) -> None:
+    """Train, or go on training, the judge and write its folder; images and checkpoints live in ``folder``.
+
+    In a ``torchrun`` group each process takes its share of every batch. Randomness is a function of the step, so that
+    a resumed run repeats what an uninterrupted one does.
+    """
+    images = judge_images(generator, folder / "judge_images", sources)
+    torch.manual_seed(0)
+    tokenizer = build_judge_tokenizer()
+    learner = Learner(tokenizer).train()
+    config = learner.model.config
+    chat = Chat(tokenizer, config.image_token_id, config.vision_end_token_id)
+    asker = Asker(tokenizer, chat, images)
+
+    def loss_of_step(step: int) -> Tensor:
+        terms = learner.loss(asker(step, batch), chat)
+        return sum(WEIGHTS[name] * value for name, value in terms.items())
+
+    average = fit(learner, *split_parameters(learner), loss_of_step, Recipe(steps, save_every), folder / "judge")
+    if rank_and_world()[0] == 0:
+        save_judge(average.model, tokenizer, output)
+        EvidenceSettings(heads=LOOKING).save(output / FILE_NAME)
