@@ -94,7 +94,7 @@ def label(images: Tensor) -> dict[str, Tensor]:
         regions: ``(N, S, S)`` uint8: 1 + the object that a pixel shows, or 0.
         kept: ``(N,)`` bool, False for an image with more than :data:`MOST_OBJECTS` objects.
     """
-    pixels = (images.clamp(0, 1) * 255).round().byte()
+    pixels = (images.clamp(0, 1) * 255).round().byte().contiguous()
     objects = torch.full((len(images), MOST_OBJECTS, 4), -1.0)
     regions = np.zeros((len(images), SIZE, SIZE), dtype=np.uint8)
     kept = torch.ones(len(images), dtype=torch.bool)
