@@ -50,8 +50,8 @@ def judge_figures(
     - ``auc``: per skill, over the facts that have a score, against whether the oracle says they hold;
     - ``correlation``: Pearson's, of the Soft-TIFA AM (the mean score of an image's facts) with the oracle's;
     - ``unjudged``: share of the facts without a score;
-    - ``mass``: per skill of :data:`POINTED`, mean mass of the evidence on the oracle's region over the mean of what even
-      maps would put there, over the facts that have a region; and ``hits``: share of the object facts that hold whose
+    - ``mass``: per skill of :data:`POINTED`, mean mass of the evidence on the oracle's region over the mean that even
+      maps put there, over the facts that have a region; and ``hits``: share of the object facts that hold whose
       map's maximum lies on the region. Only if the judge gives evidence.
     """
     parts: dict[str, list[tuple[Tensor, Tensor]]] = {skill: [] for skill in SKILLS}
