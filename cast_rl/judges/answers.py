@@ -33,7 +33,7 @@ def official_spellings(question: str, answer: str) -> list[str]:
 
 
 def robust_spellings(answer: str) -> list[str]:
-    """An answer in lower case, capitalised and in capitals, with its digits up to ten; each with and without a space."""
+    """An answer in lower case, capitalised and in capitals, and its digits up to ten; with and without a space."""
     words = [answer.lower(), answer.capitalize(), answer.upper()]
     if answer.lower() in DIGITS:
         words.append(DIGITS[answer.lower()])

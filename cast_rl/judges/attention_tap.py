@@ -1,8 +1,8 @@
 """Reads the attention of a few tokens while the model runs on its fast kernel.
 
-Fused attention never forms its matrix. Here the softmax rows of the tokens that are asked for are computed beside it, and
-of those only the columns of the image are kept: some rows per image where eager attention holds the whole matrix of
-every layer.
+Fused attention never forms its matrix. Here the softmax rows of the tokens that are asked for are computed beside it,
+and of those only the columns of the image are kept: some rows per image where eager attention holds the whole matrix
+of every layer.
 """
 
 from __future__ import annotations

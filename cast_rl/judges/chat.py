@@ -1,8 +1,8 @@
 """The texts that a vision-language model is shown, cut where the image ends.
 
 All questions about an image, and the caption, share everything up to the end of the image: the *prefix*. What follows
-is a *branch*. The marker that ends the image is a special token, which no other token reaches across, so that the tokens
-of prefix and branch, joined, are those of the whole text.
+is a *branch*. The marker that ends the image is a special token, which no other token reaches across, so that the
+tokens of prefix and branch, joined, are those of the whole text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where a judge looked: from attention rows to one map per atom.
 
-The model is made to say the prompt about the image. While it says the words that state a fact, its attention to the image
-tokens shows where it sees that fact. *Relative* attention (arXiv 2502.17422) divides by the attention of the last token
-before the caption, which has heard none of it: what is looked at whatever is said, cancels.
+The model is made to say the prompt about the image. While it says the words that state a fact, its attention to the
+image tokens shows where it sees that fact. *Relative* attention (arXiv 2502.17422) divides by the attention of the
+last token before the caption, which has heard none of it: what is looked at whatever is said, cancels.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class EvidenceSettings:
     """Which attention counts as evidence. `examples/calibrate_judge.py` finds it and writes it as JSON.
 
     Args:
-        layers: decoder layers whose heads are averaged; None for the middle of the stack, from 55 % to 78 % of its depth.
+        layers: decoder layers whose heads are averaged; None for those from 55 % to 78 % of the stack's depth.
         heads: ``(layer, head)`` pairs to average, in place of ``layers``.
-        query: ``"self"``, the rows of the words' own tokens, or ``"predict"``, those from which the words are predicted.
+        query: ``"self"``, the rows of the words' own tokens, or ``"predict"``, those the words are predicted from.
         relative: divide by the generic caption's attention.
 
     Raises:

@@ -1,7 +1,8 @@
 """From pixels to a vision tower's patches, in torch, on the images' own device.
 
-The numbers are those of transformers' Qwen2-VL image processor (which both families use): an image is rounded to 8 bits,
-resized so that both sides are multiples of a patch and its area lies within bounds, normalised and cut into patches.
+The numbers are those of transformers' Qwen2-VL image processor (which both families use): an image is rounded to 8
+bits, resized so that both sides are multiples of a patch and its area lies within bounds, normalised and cut into
+patches.
 """
 
 from __future__ import annotations

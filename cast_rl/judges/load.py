@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
@@ -98,9 +97,9 @@ def _miniature() -> str:
 def _path(source: str | Path) -> str:
     if not Path(source).exists() and "/" not in str(source):
         raise ValueError(
-            f"unknown judge {str(source)!r}: no folder of that name is here ({Path(source).resolve()}), and a hub id is "
-            f"owner/name. Known names: {NAMES}. In Python any callable with the protocol of cast_rl.judges.Judge can be "
-            "given to AtomRewardTransform"
+            f"unknown judge {str(source)!r}: no folder of that name is here ({Path(source).resolve()}), and a hub id "
+            f"is owner/name. Known names: {NAMES}. In Python any callable with the protocol of cast_rl.judges.Judge "
+            "can be given to AtomRewardTransform"
         )
     if Path(source).exists() and not (Path(source) / "config.json").is_file():
         raise FileNotFoundError(f"{source} holds no config.json; give the folder that model.save_pretrained wrote")

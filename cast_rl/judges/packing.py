@@ -1,7 +1,7 @@
 """Many short continuations of one prefix in one forward pass.
 
-The branches of an image lie behind each other in one row. A tree mask lets a token see the prefix and its own branch, and
-positions start anew in each branch, so that each one is computed as if it were alone behind the prefix.
+The branches of an image lie behind each other in one row. A tree mask lets a token see the prefix and its own branch,
+and positions start anew in each branch, so that each one is computed as if it were alone behind the prefix.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def batches(lengths: Sequence[int], prefix: int, budget: int) -> list[range]:
 
 
 def rounds(lengths: Sequence[int], capacity: int) -> list[range]:
-    """Splits the branches of one image, in order, into rounds of at most ``capacity`` tokens, but at least one branch."""
+    """Splits an image's branches, in order, into rounds of at most ``capacity`` tokens, but at least one branch."""
     out: list[range] = []
     start, total = 0, 0
     for k, length in enumerate(lengths):

@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformers import PreTrainedTokenizerBase
-
 from cast_rl.judges.answers import AnswerMode, answer_tokens
 from cast_rl.judges.chat import Branch, Chat, tokens_of
 from cast_rl.scene_graph import Atom
@@ -21,13 +19,13 @@ class Asked:
         captions: one per different prompt among the atoms.
         questions: one per atom.
         answers: per atom the token ids whose probabilities are summed.
-        words: per atom the index of its caption and the tokens there that stand for it; None without a prompt.
+        words: per atom the index of its caption and the tokens there that stand for it; ``(None, ())`` without one.
     """
 
     captions: tuple[Branch, ...]
     questions: tuple[Branch, ...]
     answers: tuple[tuple[int, ...], ...]
-    words: tuple[tuple[int, tuple[int, ...]] | None, ...]
+    words: tuple[tuple[int | None, tuple[int, ...]], ...]
 
     @property
     def branches(self) -> tuple[Branch, ...]:
@@ -36,6 +34,7 @@ class Asked:
 
     @property
     def lengths(self) -> list[int]:
+        """Tokens of each branch."""
         return [len(branch.ids) for branch in self.branches]
 
 
@@ -44,13 +43,16 @@ class Asker:
 
     Args:
         chat: the model's texts.
-        tokenizer: its tokenizer.
-        mode: which spellings of an answer count.
+        mode: which spellings of an answer count, see `cast_rl.judges.answers`.
         query: which tokens stand for a word, see `cast_rl.judges.chat.tokens_of`; None for no captions.
+
+    Raises:
+        ValueError: an unknown mode.
     """
 
-    def __init__(self, chat: Chat, tokenizer: PreTrainedTokenizerBase, mode: AnswerMode, query: str | None) -> None:
-        self.chat, self.tokenizer, self.mode, self.query = chat, tokenizer, mode, query
+    def __init__(self, chat: Chat, mode: AnswerMode, query: str | None) -> None:
+        self.chat, self.mode, self.query = chat, mode, query
+        answer_tokens(chat.tokenizer, "", "Yes", mode)  # an unknown mode is refused now
         self._answers: dict[tuple[str, str], tuple[int, ...]] = {}
         self._said: set[str] = set()
 
@@ -60,23 +62,24 @@ class Asker:
         Raises:
             ValueError: a special token in a question or prompt, or an answer that no token stands for.
         """
-        prompts = [] if self.query is None else list(dict.fromkeys(a.prompt for a in atoms if a.prompt))
-        captions = [self.chat.caption(prompt) for prompt in prompts]
+        prompts = [] if self.query is None else list(dict.fromkeys(atom.prompt for atom in atoms if atom.prompt))
+        captions = tuple(map(self.chat.caption, prompts))
         words = []
         for atom in atoms:
             at = prompts.index(atom.prompt) if atom.prompt in prompts else None
-            words.append(None if at is None else (at, self._words(atom, captions[at])))
-        if self.query is not None and None in words:
-            self._say_once("an atom names no prompt to look for its words in; its evidence is zero everywhere")
+            words.append((at, () if at is None else self._words(atom, captions[at])))
+            if at is None and self.query is not None:
+                self._say_once("prompt", f"the atom {atom.question!r} names no prompt, so it has no evidence")
         questions = tuple(self.chat.question(atom.question) for atom in atoms)
-        return Asked(tuple(captions), questions, tuple(map(self._answer, atoms)), tuple(words))
+        return Asked(captions, questions, tuple(map(self._answer, atoms)), tuple(words))
 
     def _words(self, atom: Atom, caption: Branch) -> tuple[int, ...]:
         found = tokens_of(caption, atom.spans, self.query)
         if not found:
             self._say_once(
-                f"no words of the prompt {atom.prompt!r} state the atom {atom.question!r}; the whole prompt counts as its "
-                "words, for this and all such atoms"
+                "words",
+                f"no words of the prompt {atom.prompt!r} state the atom {atom.question!r}; the whole prompt counts as "
+                "its words, for this and all such atoms",
             )
             found = tokens_of(caption, ((0, len(atom.prompt)),), self.query)
         return tuple(found)
@@ -84,11 +87,10 @@ class Asker:
     def _answer(self, atom: Atom) -> tuple[int, ...]:
         key = (atom.question, atom.answer)
         if key not in self._answers:
-            self._answers[key] = tuple(answer_tokens(self.tokenizer, *key, self.mode))
+            self._answers[key] = tuple(answer_tokens(self.chat.tokenizer, *key, self.mode))
         return self._answers[key]
 
-    def _say_once(self, message: str) -> None:
-        kind = message.split()[0]
+    def _say_once(self, kind: str, message: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
             warnings.warn(message, stacklevel=2)

@@ -1,7 +1,7 @@
 """What a family of vision-language models looks like to the judge.
 
 A family shows the model an image once (:meth:`Family.prefix`) and runs packed continuations of it
-(:meth:`Family.branches`). `qwen_vl.py` holds what Qwen's families share; `qwen3_vl.py` and `qwen2_5_vl.py` the rest.
+(:meth:`Family.branches`). `qwen_vl.py` holds what Qwen's families share, `qwen3_vl.py` and `qwen2_5_vl.py` the rest.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class Prefix:
 class Family(ABC):
     """A loaded model; it is put into eval mode and its weights are frozen.
 
+    Raises:
+        ValueError: a configuration that :meth:`check` refuses.
+
     Attributes:
         model_classes: classes of transformers that the family covers.
         layers, heads: of the decoder.
@@ -49,11 +52,13 @@ class Family(ABC):
     heads: int
 
     def __init__(self, model: PreTrainedModel) -> None:
+        self.check(model.config)
         self.model = model.eval().requires_grad_(False)
 
     @classmethod
     def check(cls, config: PretrainedConfig) -> None:
         """Refuses, with a ValueError, a configuration that the family cannot judge with."""
+        return None
 
     @property
     def device(self) -> torch.device:
@@ -66,7 +71,7 @@ class Family(ABC):
 
     @abstractmethod
     def prefix(self, patches: Tensor, grid: tuple[int, int], ids: Sequence[int], columns: slice) -> Prefix:
-        """Shows ``patches (B, N, D)`` of images of ``grid = (rows, columns)`` image tokens within the tokens ``ids``."""
+        """Shows ``patches (B, N, D)`` of images of ``grid`` (rows, columns) tokens, within the token ids ``ids``."""
 
     @abstractmethod
     def branches(self, prefix: Prefix, packed: Packed, tap: Tap | None) -> Tensor:

@@ -8,7 +8,7 @@ from cast_rl.judges.families.qwen_vl import QwenVL
 
 
 class Qwen2_5_VL(QwenVL):
-    """Most layers of its vision tower attend within windows; its decoder may do so too, which packing does not support."""
+    """Most layers of its vision tower attend within windows. Its decoder may do so too, which is refused."""
 
     model_classes = (Qwen2_5_VLForConditionalGeneration,)
 
