@@ -126,8 +126,8 @@ class Images:
     prompts: list[SceneGraph]
 
 
-def make_chunk(backbone: Backbone, kind: str, index: int, size: int) -> dict[str, Tensor]:
-    """One chunk of images of a source, labelled."""
+def make_chunk(backbone: Backbone | None, kind: str, index: int, size: int) -> dict[str, Tensor]:
+    """One chunk of images of a source, labelled; renders need no backbone."""
     graphs = prompts_of(kind, index, size)
     seed = 60_000_000 + 10_000 * index + (5_000_000 if kind == "rollout" else 0)
     if kind == "render":
@@ -143,7 +143,8 @@ def judge_images(generator: Path, folder: Path, sources: tuple[Source, ...] = SO
     missing = [part for part in parts[rank::world] if not part[2].exists()]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
-        backbone = load_backbone(generator, guidance=GUIDANCE)
+        drawn = any(source.kind != "render" for source, _, _ in missing)
+        backbone = load_backbone(generator, guidance=GUIDANCE) if drawn else None
         for source, index, path in tqdm(missing, desc="images for the judge", mininterval=5, disable=rank > 0):
             save_file(make_chunk(backbone, source.kind, index, source.size), path.with_suffix(".part"))
             path.with_suffix(".part").rename(path)
