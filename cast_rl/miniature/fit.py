@@ -41,20 +41,21 @@ def fit(
     model: Model,
     matrices: Sequence[Tensor],
     rest: Sequence[Tensor],
-    loss_of_step: Callable[[int], Tensor],
+    terms_of_step: Callable[[int], dict[str, Tensor]],
     recipe: Recipe,
     folder: Path,
 ) -> Model:
     """Train, or go on training, ``model``; the checkpoint is ``folder``. Returns a copy with the averaged weights.
 
-    In a ``torchrun`` group each process computes the loss of its share of a step and gradients are averaged.
+    In a ``torchrun`` group each process computes the terms of its share of a step and gradients are averaged.
 
     Args:
         model: what is trained, in place.
         matrices: its parameters for Muon.
         rest: its other trained parameters, for AdamW. All processes must give the same ones a gradient.
-        loss_of_step: the loss of a step. Torch's global generator is seeded by step and process beforehand; whatever
-            else is random must be a function of the step too, so that a resumed run repeats an uninterrupted one.
+        terms_of_step: a step's terms of the loss, which is their sum; the progress bar shows each. Torch's global
+            generator is seeded by step and process beforehand; whatever else is random must be a function of the step
+            too, so that a resumed run repeats an uninterrupted one.
         recipe: see :class:`Recipe`.
         folder: its name is shown by the progress bar.
     """
@@ -68,11 +69,11 @@ def fit(
     if folder.exists():
         checkpoint.load(folder)
     bar = step_bar(folder.name, progress["step"], recipe.steps, seconds=10)
-    shown = None
+    shown: dict[str, float] = {}
     for step in bar:
         torch.manual_seed(step * world + rank)
-        loss = loss_of_step(step)
-        loss.backward()
+        terms = terms_of_step(step)
+        sum(terms.values()).backward()
         average_gradients(matrices + rest)
         nn.utils.clip_grad_norm_(rest, 1.0)
         for optimizer, base in ((muon, recipe.muon_rate), (adam, recipe.adam_rate)):
@@ -83,8 +84,8 @@ def fit(
         decay = min(recipe.ema_decay, (1 + step) / (10 + step))
         with torch.no_grad():
             torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
-        shown = loss.item() if shown is None else 0.98 * shown + 0.02 * loss.item()
-        bar.set_postfix(loss=f"{shown:.4f}", refresh=False)
+        shown = {name: 0.98 * shown.get(name, term.item()) + 0.02 * term.item() for name, term in terms.items()}
+        bar.set_postfix({name: f"{value:.4f}" for name, value in shown.items()}, refresh=False)
         if rank == 0 and ((step + 1) % recipe.save_every == 0 or step + 1 == recipe.steps):
             progress["step"] = step + 1
             checkpoint.save(folder)

@@ -18,7 +18,7 @@ from cast_rl.miniature.processes import rank_and_world
 from cast_rl.miniature.render import SIZE
 from cast_rl.scene_graph import SceneGraph
 
-BATCH = 64
+BATCH = 48
 SHARES = {"render": 0.4, "sample": 0.3, "rollout": 0.3}  # of a batch
 QUESTIONS = 9  # per image
 SHIFT = 2  # pixels by which an image is moved at most

@@ -141,7 +141,7 @@ def train_generator(
     model = Generator(pipe).train()
     empty_ids, empty_mask = (t[0] for t in tokenize(pipe, [" "]))
 
-    def loss_of_step(step: int) -> Tensor:
+    def terms_of_step(step: int) -> dict[str, Tensor]:
         epoch, at = divmod(step * BATCH, len(data["ids"]) // BATCH * BATCH)
         order = torch.randperm(len(data["ids"]), generator=torch.Generator().manual_seed(epoch))
         rows = order[at : at + BATCH][rank::world]
@@ -150,7 +150,7 @@ def train_generator(
         drop = torch.rand(len(rows)) < DROP_CAPTION
         ids[drop, : len(empty_ids)], mask[drop] = empty_ids, torch.arange(mask.shape[1]) < len(empty_ids)
         length = int(mask.sum(1).max())
-        return flow_loss(model, data["latents"][rows].float(), ids[:, :length], mask[:, :length])
+        return {"loss": flow_loss(model, data["latents"][rows].float(), ids[:, :length], mask[:, :length])}
 
-    average = fit(model, *split_parameters(model), loss_of_step, Recipe(steps, save_every), folder / "generator")
+    average = fit(model, *split_parameters(model), terms_of_step, Recipe(steps, save_every), folder / "generator")
     return assemble(vae, average.text_encoder, tokenizer, average.transformer)

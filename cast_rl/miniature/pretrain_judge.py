@@ -108,7 +108,7 @@ class Learner(nn.Module):
         self.settings = ImageSettings(PATCH, MERGE, 2, (0.5,) * 3, (0.5,) * 3, SIZE**2, SIZE**2)
 
     def loss(self, batch: Batch, chat: Chat) -> dict[str, Tensor]:
-        """The terms of :data:`WEIGHTS` for one batch."""
+        """The weighted terms of the loss of one batch, those of :data:`WEIGHTS`."""
         shown: list[Tensor] = []
         hook = self.model.model.visual.merger.register_forward_hook(lambda *call: shown.append(call[-1]))
         ids, columns = chat.prefix(GRID**2)
@@ -129,11 +129,12 @@ class Learner(nn.Module):
         asked = [(b, last) for b, lasts in enumerate(packed.lasts) for last in lasts[1:]]
         rows, at = torch.tensor(asked).T
         answers = torch.tensor([a for row in batch.answers for a in row])
-        return {
+        terms = {
             "answers": F.cross_entropy(self.family.logits(hidden[rows, at]), answers),
             "looking": -(share[:, None] * chance.log()).sum(-1).mean(),
             "cells": self._cell_loss(shown[0].view(len(batch.pixels), -1, DIM), batch),
         }
+        return {name: WEIGHTS[name] * value for name, value in terms.items()}
 
     def _cell_loss(self, features: Tensor, batch: Batch) -> Tensor:
         """How well image tokens' ``features (B, N, DIM)`` say which objects they show and where centres lie."""
@@ -181,7 +182,7 @@ def train_judge(
     generator: Path,
     folder: Path,
     output: Path,
-    steps: int = 4_000,
+    steps: int = 4_400,
     save_every: int = 150,
     sources: tuple[Source, ...] = SOURCES,
     batch: int = BATCH,
@@ -199,11 +200,10 @@ def train_judge(
     chat = Chat(tokenizer, config.image_token_id, config.vision_end_token_id)
     asker = Asker(tokenizer, chat, images)
 
-    def loss_of_step(step: int) -> Tensor:
-        terms = learner.loss(asker(step, batch), chat)
-        return sum(WEIGHTS[name] * value for name, value in terms.items())
+    def terms_of_step(step: int) -> dict[str, Tensor]:
+        return learner.loss(asker(step, batch), chat)
 
-    average = fit(learner, *split_parameters(learner), loss_of_step, Recipe(steps, save_every), folder / "judge")
+    average = fit(learner, *split_parameters(learner), terms_of_step, Recipe(steps, save_every), folder / "judge")
     if rank_and_world()[0] == 0:
         save_judge(average.model, tokenizer, output)
         EvidenceSettings(heads=LOOKING).save(output / FILE_NAME)

@@ -174,8 +174,8 @@ def test_a_few_steps_on_one_batch_lower_every_term_of_the_loss(learner, chat, to
     losses = []
     for _ in range(7):
         terms = learner.loss(batch, chat)
-        losses.append({name: float(value) for name, value in terms.items()})
-        sum(WEIGHTS[name] * value for name, value in terms.items()).backward()
+        losses.append({name: value.item() for name, value in terms.items()})
+        sum(terms.values()).backward()
         assert all(p.grad is not None for p in learner.parameters())
         for optimizer in (muon, adam):
             optimizer.step()
@@ -193,14 +193,14 @@ def test_a_run_that_was_killed_resumes_to_the_same_weights(tmp_path):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 1))
 
-        def loss_of_step(step):
+        def terms_of_step(step):
             if step == kill_at:
                 raise Killed
-            return (model(torch.randn(8, 4)) - 1).pow(2).mean()
+            return {"error": (model(torch.randn(8, 4)) - 1).pow(2).mean()}
 
         weights = [p for p in model.parameters() if p.ndim == 2]
         biases = [p for p in model.parameters() if p.ndim == 1]
-        return fit(model, weights, biases, loss_of_step, Recipe(12, save_every=5), folder), model
+        return fit(model, weights, biases, terms_of_step, Recipe(12, save_every=5), folder), model
 
     whole = run(tmp_path / "whole")
     with pytest.raises(Killed):
@@ -251,6 +251,7 @@ def test_the_result_is_a_small_folder_that_transformers_loads(trained):
     assert sum(p.numel() for p in model.parameters()) <= 3e6
 
 
+@pytest.mark.filterwarnings("ignore:no words of the prompt")  # the scene's atom is stated by no word
 def test_the_result_judges_and_shows_evidence_of_the_heads_that_were_taught(trained):
     judge = load_judge(trained / "whole" / "judge_folder")
     assert judge.evidence.heads == LOOKING
