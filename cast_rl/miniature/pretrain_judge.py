@@ -131,7 +131,8 @@ class Learner(nn.Module):
         answers = torch.tensor([a for row in batch.answers for a in row])
         terms = {
             "answers": F.cross_entropy(self.family.logits(hidden[rows, at]), answers),
-            "looking": -(share[:, None] * chance.log()).sum(-1).mean(),
+            # The Kullback-Leibler divergence of where heads look from where they should.
+            "looking": F.kl_div(chance.log(), share[:, None].expand_as(chance), reduction="none").sum(-1).mean(),
             "cells": self._cell_loss(shown[0].view(len(batch.pixels), -1, DIM), batch),
         }
         return {name: WEIGHTS[name] * value for name, value in terms.items()}
