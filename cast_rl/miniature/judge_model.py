@@ -82,9 +82,18 @@ def build_judge(tokenizer: Qwen2Tokenizer) -> Qwen3VLForConditionalGeneration:
             nn.init.normal_(p, std=gain * p[0].numel() ** -0.5)
     nn.init.normal_(model.get_input_embeddings().weight, std=0.7)
     nn.init.normal_(model.model.visual.patch_embed.proj.weight, std=(3 * 2 * PATCH**2) ** -0.5)
-    nn.init.normal_(model.model.visual.pos_embed.weight, std=0.3)
+    model.model.visual.pos_embed.weight.data.copy_(_smooth_positions())
     nn.init.normal_(model.lm_head.weight, std=0.02)
     return model
+
+
+def _smooth_positions() -> torch.Tensor:
+    """Random position embeddings ``(N, VISION_DIM)`` of the patches in which neighbours are alike."""
+    axis = torch.linspace(-1, 1, SIZE // PATCH)
+    waves = torch.stack([axis, *(f(k * torch.pi / 2 * axis) for k in (1, 2, 3) for f in (torch.sin, torch.cos))], 1)
+    rows = waves[:, None].expand(-1, len(axis), -1)
+    basis = torch.cat([rows, rows.transpose(0, 1)], -1).flatten(0, 1)  # (N, 14)
+    return basis @ torch.randn(basis.shape[1], VISION_DIM) * 0.15
 
 
 def save_judge(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, folder: Path) -> None:

@@ -39,11 +39,16 @@ from cast_rl.scene_graph import plural
 
 LOOKING = ((1, 0), (1, 1), (2, 0), (2, 1))  # (layer, head) that are taught where to look; evidence is read there
 WEIGHTS = {"answers": 2.0, "looking": 1.0, "cells": 1.0}
+SHARPNESS = 4 * DIM**-0.5  # of the comparison of an image token with words
+PLACE_WEIGHT = 16.0  # of the squared error of centres, in image sides
 LEAST_SHARE = 0.12  # of an image token that an object must cover for the token to show it
 
 
 class Words(nn.Module):
-    """What each token of the vocabulary says: ``shape``, ``color (V,)`` long, -1 for none, and ``number (V,)`` bool."""
+    """What each token of the vocabulary says: ``shape``, ``color`` and ``number (V,)`` long, -1 for none.
+
+    And the other way round: ``shapes (2, 4)``, singular and plural, and ``colors (6,)``, the tokens of the words.
+    """
 
     def __init__(self, tokenizer: Qwen2Tokenizer) -> None:
         super().__init__()
@@ -61,6 +66,10 @@ class Words(nn.Module):
                     if len(ids) == 1:
                         table[ids[0]] = value
             self.register_buffer(name, table, persistent=False)
+        spell = tokenizer.convert_tokens_to_ids
+        nouns = [[spell(f"Ġ{noun}") for noun in form] for form in (SHAPES, map(plural, SHAPES))]
+        self.register_buffer("shapes", torch.tensor(nouns), persistent=False)
+        self.register_buffer("colors", torch.tensor([spell(f"Ġ{word}") for word in COLORS]), persistent=False)
 
     def targets(self, batch: Batch, packed: Packed) -> tuple[Tensor, Tensor]:
         """Which tokens should look where.
@@ -102,9 +111,8 @@ class Learner(nn.Module):
         self.family = Qwen3VL(self.model)
         self.model.requires_grad_(True)
         self.words = Words(tokenizer)
-        # None, each shape and no known one; none and each colour; whether a centre is here, and where.
-        self.sizes = [len(SHAPES) + 2, len(COLORS) + 1, 1, 2]
-        self.cells = nn.Linear(DIM, sum(self.sizes))
+        self.absent = nn.Parameter(0.7 * torch.randn(3, DIM))  # no object, no known shape, no colour
+        self.centre = nn.Linear(DIM, 3)  # whether a centre is here, and where that of the object shown lies
         self.settings = ImageSettings(PATCH, MERGE, 2, (0.5,) * 3, (0.5,) * 3, SIZE**2, SIZE**2)
 
     def loss(self, batch: Batch, chat: Chat) -> dict[str, Tensor]:
@@ -138,7 +146,11 @@ class Learner(nn.Module):
         return {name: WEIGHTS[name] * value for name, value in terms.items()}
 
     def _cell_loss(self, features: Tensor, batch: Batch) -> Tensor:
-        """How well image tokens' ``features (B, N, DIM)`` say which objects they show and where centres lie."""
+        """How well image tokens' ``features (B, N, DIM)`` say which objects they show and where centres lie.
+
+        What they show is told by the embeddings of the words for it, so that words and what they name are alike to
+        the decoder from the start; otherwise it is long before words look at what they name.
+        """
         shape, color, x, y = batch.objects.unbind(-1)
         cover, index = batch.cover.max(1)  # (B, N)
         shows = cover > LEAST_SHARE
@@ -147,16 +159,19 @@ class Learner(nn.Module):
         side = PATCH * MERGE
         column, row = ((v / side).floor().clamp(0, GRID - 1) for v in (x, y))
         b, m = (shape >= 0).nonzero(as_tuple=True)
-        cell = (row * GRID + column).long()[b, m]
         centre = torch.zeros(cover.shape)
-        centre[b, cell] = 1.0
-        offset = torch.stack([x / side - column, y / side - row], -1)[b, m] - 0.5
-        says_shape, says_color, says_centre, says_offset = self.cells(features).split(self.sizes, -1)
+        centre[b, (row * GRID + column).long()[b, m]] = 1.0
+        place = torch.stack([x.gather(1, index), y.gather(1, index)], -1) / SIZE - 0.5  # (B, N, 2)
+        embed, (nothing, odd, colorless) = self.model.get_input_embeddings(), self.absent[:, None].unbind(0)
+        shapes = torch.cat([nothing, embed(self.words.shapes).mean(0), odd])
+        colors = torch.cat([colorless, embed(self.words.colors)])
+        says = self.centre(features)
+        miss = (says[..., 1:] - place).pow(2).mean(-1)
         return (
-            F.cross_entropy(says_shape.flatten(0, 1), shape_here.flatten())
-            + F.cross_entropy(says_color.flatten(0, 1), color_here.flatten())
-            + F.binary_cross_entropy_with_logits(says_centre[..., 0], centre)
-            + 4 * F.mse_loss(says_offset[b, cell], offset)
+            F.cross_entropy((SHARPNESS * features @ shapes.T).flatten(0, 1), shape_here.flatten())
+            + F.cross_entropy((SHARPNESS * features @ colors.T).flatten(0, 1), color_here.flatten())
+            + F.binary_cross_entropy_with_logits(says[..., 0], centre)
+            + PLACE_WEIGHT * (miss * shows).sum() / shows.sum().clamp(min=1)
         )
 
 
