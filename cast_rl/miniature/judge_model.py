@@ -18,6 +18,7 @@ DIM, LAYERS = 128, 4
 VISION_DIM, VISION_LAYERS = 96, 3
 PATCH, MERGE = 4, 2  # pixels per patch, patches per image token and side: 8x8 pixels per token
 GRID = SIZE // (PATCH * MERGE)  # image tokens per side
+LOOKING = ((1, 0), (1, 1), (2, 0), (2, 1))  # (layer, head) that are taught where to look; evidence is read there
 NUMBERS = tuple(number_word(n) for n in range(11))
 
 # No names of roles and no newlines: an eighth of the tokens of a question, and this judge converses with nobody.
@@ -84,6 +85,10 @@ def build_judge(tokenizer: Qwen2Tokenizer) -> Qwen3VLForConditionalGeneration:
     nn.init.normal_(model.model.visual.patch_embed.proj.weight, std=(3 * 2 * PATCH**2) ** -0.5)
     model.model.visual.pos_embed.weight.data.copy_(_smooth_positions())
     nn.init.normal_(model.lm_head.weight, std=0.02)
+    for layer, head in LOOKING:
+        # Queries and keys alike: a word looks at what resembles it, as an image token does that shows what it names.
+        attention, rows = model.model.language_model.layers[layer].self_attn, slice(32 * head, 32 * head + 32)
+        attention.k_proj.weight.data[rows] = attention.q_proj.weight.data[rows]
     return model
 
 

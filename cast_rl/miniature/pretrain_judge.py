@@ -25,6 +25,7 @@ from cast_rl.miniature.judge_data import SOURCES, Source, judge_images
 from cast_rl.miniature.judge_model import (
     DIM,
     GRID,
+    LOOKING,
     MERGE,
     NUMBERS,
     PATCH,
@@ -37,7 +38,6 @@ from cast_rl.miniature.render import SIZE
 from cast_rl.miniature.vocabulary import COLORS, SHAPES
 from cast_rl.scene_graph import plural
 
-LOOKING = ((1, 0), (1, 1), (2, 0), (2, 1))  # (layer, head) that are taught where to look; evidence is read there
 WEIGHTS = {"answers": 2.0, "looking": 1.0, "cells": 1.0}
 SHARPNESS = 4 * DIM**-0.5  # of the comparison of an image token with words
 PLACE_WEIGHT = 16.0  # of the squared error of centres, in image sides

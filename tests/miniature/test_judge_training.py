@@ -16,12 +16,12 @@ from cast_rl.miniature import GENERATOR, GUIDANCE, Oracle, miniature_prompts, pr
 from cast_rl.miniature.fit import Recipe, fit
 from cast_rl.miniature.judge_batches import Asker, Batch, augment, pool
 from cast_rl.miniature.judge_data import Source, draw, found_in, judge_images, label, prompts_of
-from cast_rl.miniature.judge_model import GRID, NUMBERS, build_judge_tokenizer
+from cast_rl.miniature.judge_model import GRID, LOOKING, NUMBERS, build_judge_tokenizer
 from cast_rl.miniature.judge_quality import judge_figures, pointing, roc_auc
 from cast_rl.miniature.judge_questions import SKILL_WEIGHTS, altered, ask, described
 from cast_rl.miniature.muon import BatchedMuon
 from cast_rl.miniature.oracle import check, parse
-from cast_rl.miniature.pretrain_judge import LOOKING, WEIGHTS, Learner, split_parameters, train_judge
+from cast_rl.miniature.pretrain_judge import WEIGHTS, Learner, split_parameters, train_judge
 from cast_rl.miniature.render import SIZE, render_graphs
 from cast_rl.miniature.vocabulary import COLORS, SHAPES, is_held_out
 from cast_rl.scene_graph import Entity, Relation, SceneGraph, plural
