@@ -39,6 +39,8 @@ class AtomRewardTransform(Transform):
         max_atoms: K; by default the largest number of atoms of a prompt.
         skill_weights: how much the atoms of a skill count, such as ``{"scene": 2}``; 1 for those not named.
         keep_pixels: keep ``pixels`` next to the step; otherwise they are dropped once judged.
+        max_failed: the largest share of the images judged together on which the judge may fail altogether. Above it
+            too few are left to compare.
 
     Attributes:
         counts: since construction, ``judged`` atoms, ``failed`` ones among them (not finite, or masked by the
@@ -47,6 +49,7 @@ class AtomRewardTransform(Transform):
     Raises:
         ValueError: if a prompt has more than ``max_atoms`` atoms; for a judgement of a wrong shape, with
             scores outside [0, 1] or with negative evidence.
+        RuntimeError: the judge failed on more than ``max_failed`` of the images.
     """
 
     def __init__(
@@ -58,12 +61,16 @@ class AtomRewardTransform(Transform):
         max_atoms: int | None = None,
         skill_weights: Mapping[str, float] | None = None,
         keep_pixels: bool = False,
+        max_failed: float = 0.5,
     ):
         super().__init__(in_keys=["pixels", "prompt_id"], out_keys=["reward", *ATOM_KEYS, "evidence"])
         sizes = [len(prompt.atoms) for prompt in prompts]
         most = max(sizes, default=0)
         if max_atoms is not None and most > max_atoms:
             raise ValueError(f"prompt {sizes.index(most)} has {most} atoms, more than max_atoms={max_atoms}")
+        if not 0 <= max_failed <= 1:
+            raise ValueError(f"max_failed={max_failed} is a share, from 0 to 1")
+        self.max_failed = max_failed
         self.skill_weights = _check_weights(skill_weights or {})
         _check_parents(prompts)
         # A judge that is a module must not become a submodule: env.to() and env.state_dict() would claim it.
@@ -91,6 +98,7 @@ class AtomRewardTransform(Transform):
             evidence[done] = self._evidence_maps(judgement.evidence, judgement.mask)
             self.counts["judged"] += sum(map(len, asked))
             self.counts["failed"] += sum(map(len, asked)) - int(judgement.mask.sum())
+            self._check_enough_left(judgement.mask, asked)
         next_tensordict.update(dict(zip(ATOM_KEYS, (scores, mask, reachable, weight), strict=True)))
         next_tensordict.update({"reward": masked_mean(scores, mask, weight), "evidence": evidence})
         return next_tensordict if self.keep_pixels else next_tensordict.exclude("pixels")
@@ -117,6 +125,16 @@ class AtomRewardTransform(Transform):
                 f"{len(self.prompts)} prompts; the environment's num_prompts must be the same"
             )
         return [self.prompts[i].atoms for i in prompt_ids]
+
+    def _check_enough_left(self, mask: Tensor, asked: Sequence[Sequence]) -> None:
+        """Stops the run if too few images could be judged; ``mask (n, K)``."""
+        wanted = torch.tensor([len(row) > 0 for row in asked], device=mask.device)
+        failed, judged = int((wanted & ~mask.any(1)).sum()), int(wanted.sum())
+        if failed > self.max_failed * judged:
+            raise RuntimeError(
+                f"the judge failed on {failed} of {judged} images, more than max_failed={self.max_failed} of them: it "
+                "raised, masked them, or gave scores that are not finite. See its warnings, or allow for more failures"
+            )
 
     def _weights_of(self, atoms: Sequence[Sequence]) -> Tensor:
         """``(B, K)``, 0 beyond the atoms of a row."""

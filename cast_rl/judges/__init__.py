@@ -2,6 +2,8 @@
 
 from cast_rl.judges.ask import ask
 from cast_rl.judges.base import Judge, Judgement
+from cast_rl.judges.evidence import EvidenceSettings
 from cast_rl.judges.load import load_judge
+from cast_rl.judges.vlm import VLMJudge
 
-__all__ = ["Judge", "Judgement", "ask", "load_judge"]
+__all__ = ["EvidenceSettings", "Judge", "Judgement", "VLMJudge", "ask", "load_judge"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -15,9 +16,10 @@ from cast_rl.scene_graph import Atom
 def ask(judge: Judge, images: Tensor, atoms: Sequence[Sequence[Atom]], max_atoms: int) -> Judgement:
     """The judge's answer with ``max_atoms`` columns, checked, on the images' device.
 
-    A judge with a ``device`` gets the images there. It does not see images that nothing is asked of. Scores are 0
-    and evidence is 0 where the mask is false: beyond an image's atoms, where the judge masked, and where the score
-    is not finite.
+    A judge with a ``device`` gets the images there. It does not see images that nothing is asked of. If it raises, it is
+    asked again about each image on its own, and those on which it raises once more are masked, with a warning that says
+    why. Scores are 0 and evidence is 0 where the mask is false: beyond an image's atoms, where the judge masked or
+    raised, and where the score is not finite.
 
     Args:
         judge: any callable with the protocol of `cast_rl.judges.Judge`.
@@ -31,6 +33,7 @@ def ask(judge: Judge, images: Tensor, atoms: Sequence[Sequence[Atom]], max_atoms
     Raises:
         ValueError: more than ``max_atoms`` atoms; a judgement of a wrong shape, with scores outside [0, 1] or with
             negative evidence.
+        Exception: what the judge raised, if it did so on every image.
     """
     home = images.device
     rows = [b for b, row in enumerate(atoms) if row]
@@ -41,8 +44,7 @@ def ask(judge: Judge, images: Tensor, atoms: Sequence[Sequence[Atom]], max_atoms
     asked = [list(atoms[b]) for b in rows]
     if max(map(len, asked)) > max_atoms:
         raise ValueError(f"an image is asked for {max(map(len, asked))} atoms, more than max_atoms={max_atoms}")
-    answer = judge(images[rows].to(getattr(judge, "device", None) or home), asked)
-    _check_shapes(answer, asked)
+    answer = _answer(judge, images[rows].to(getattr(judge, "device", None) or home), asked)
     sizes = torch.tensor([[len(row)] for row in asked], device=home)
     given = _columns(answer.scores.to(home, torch.float32), max_atoms)
     valid = _columns(answer.mask.to(home, torch.bool), max_atoms) & given.isfinite()
@@ -60,6 +62,45 @@ def ask(judge: Judge, images: Tensor, atoms: Sequence[Sequence[Atom]], max_atoms
         raise ValueError(f"evidence must be non-negative, got a minimum of {negative.min():.4g}")
     evidence = torch.zeros(len(images), *shown.shape[1:], device=home)
     evidence[rows] = shown
+    return Judgement(scores, mask, evidence)
+
+
+def _answer(judge: Judge, images: Tensor, asked: list[list[Atom]]) -> Judgement:
+    """The judge's answer, of the right shape; image by image if it raises on all of them together."""
+    try:
+        answer = judge(images, asked)
+    except Exception as error:
+        if len(asked) == 1:
+            raise
+        return _one_by_one(judge, images, asked, error)
+    _check_shapes(answer, asked)
+    return answer
+
+
+def _one_by_one(judge: Judge, images: Tensor, asked: list[list[Atom]], error: Exception) -> Judgement:
+    """Answers about single images, joined, masked where the judge raises; ``error`` is raised if that is everywhere."""
+    answers: dict[int, Judgement] = {}
+    for b, row in enumerate(asked):
+        try:
+            answers[b] = judge(images[b : b + 1], [row])
+        except Exception as reason:
+            error = reason
+        else:
+            _check_shapes(answers[b], [row])
+    if not answers:
+        raise error
+    failed = len(asked) - len(answers)
+    if failed:
+        warnings.warn(f"the judge failed on {failed} of {len(asked)} images, which are masked: {error!r}", stacklevel=4)
+    most = max(map(len, asked))
+    scores = images.new_zeros(len(asked), most, dtype=torch.float32)
+    mask = torch.zeros_like(scores, dtype=torch.bool)
+    maps = next((answer.evidence for answer in answers.values() if answer.evidence is not None), None)
+    evidence = None if maps is None else scores.new_zeros(len(asked), most, *maps.shape[2:])
+    for b, answer in answers.items():
+        scores[b], mask[b] = _columns(answer.scores, most)[0], _columns(answer.mask, most)[0]
+        if answer.evidence is not None:
+            evidence[b] = _columns(answer.evidence, most)[0]
     return Judgement(scores, mask, evidence)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from pathlib import Path
 
@@ -10,25 +9,21 @@ import torch
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torchrl.checkpoint import Checkpoint
 from tqdm import tqdm
 
 from cast_rl.backbones.single_frame import single_frame_vae
 from cast_rl.miniature.assemble import assemble, build_text_encoder, build_tokenizer, build_transformer
 from cast_rl.miniature.captions import caption
-from cast_rl.miniature.muon import BatchedMuon
-from cast_rl.miniature.processes import average_gradients, rank_and_world, step_bar, wait_for_all
+from cast_rl.miniature.fit import Recipe, fit
+from cast_rl.miniature.processes import rank_and_world, wait_for_all
 from cast_rl.miniature.render import layouts, render
-from cast_rl.miniature.schedule import rate
 from cast_rl.miniature.vocabulary import TRAIN_GROUPS, is_held_out, sample_graph
 from cast_rl.scene_graph import SceneGraph
 
 CHUNKS, CHUNK = 12, 4_000  # training scenes: 12 x 4,000
 BATCH = 64
-ADAM_RATE, MUON_RATE = 2e-3, 2e-2
 CAREFUL = 0.96  # share of the steps with careful captions, before the careless ones
 DROP_CAPTION = 0.1  # share of the captions replaced by " ", the pipeline's usual negative prompt
-EMA_DECAY = 0.996
 SIGMA_LOGIT = (0.4, 1.0)  # mean and standard deviation of logit(sigma)
 SIGMA_HIGH = (0.3, 0.75)  # share of samples at a sigma uniform above the second value, where the layout is decided
 
@@ -144,19 +139,9 @@ def train_generator(
     pipe = assemble(single_frame_vae(vae).eval(), build_text_encoder(tokenizer), tokenizer, build_transformer())
     data = training_set(pipe, folder)
     model = Generator(pipe).train()
-    average = copy.deepcopy(model).eval().requires_grad_(False)
-    matrices, rest = split_parameters(model)
-    muon = BatchedMuon(matrices, MUON_RATE)
-    adam = torch.optim.AdamW(rest, ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     empty_ids, empty_mask = (t[0] for t in tokenize(pipe, [" "]))
-    progress = {"step": 0}
-    checkpoint = Checkpoint(model=model, average=average, muon=muon, adam=adam, progress=progress)
-    if (folder / "generator").exists():
-        checkpoint.load(folder / "generator")
-    bar = step_bar("generator", progress["step"], steps, seconds=10)
-    shown = None
-    for step in bar:
-        torch.manual_seed(step * world + rank)
+
+    def terms_of_step(step: int) -> dict[str, Tensor]:
         epoch, at = divmod(step * BATCH, len(data["ids"]) // BATCH * BATCH)
         order = torch.randperm(len(data["ids"]), generator=torch.Generator().manual_seed(epoch))
         rows = order[at : at + BATCH][rank::world]
@@ -165,21 +150,7 @@ def train_generator(
         drop = torch.rand(len(rows)) < DROP_CAPTION
         ids[drop, : len(empty_ids)], mask[drop] = empty_ids, torch.arange(mask.shape[1]) < len(empty_ids)
         length = int(mask.sum(1).max())
-        loss = flow_loss(model, data["latents"][rows].float(), ids[:, :length], mask[:, :length])
-        loss.backward()
-        average_gradients(matrices + rest)
-        nn.utils.clip_grad_norm_(rest, 1.0)
-        for optimizer, base in ((muon, MUON_RATE), (adam, ADAM_RATE)):
-            for group in optimizer.param_groups:
-                group["lr"] = base * rate(step / steps, step)
-            optimizer.step()
-            optimizer.zero_grad()
-        decay = min(EMA_DECAY, (1 + step) / (10 + step))
-        with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
-        shown = loss.item() if shown is None else 0.98 * shown + 0.02 * loss.item()
-        bar.set_postfix(loss=f"{shown:.4f}", refresh=False)
-        if rank == 0 and ((step + 1) % save_every == 0 or step + 1 == steps):
-            progress["step"] = step + 1
-            checkpoint.save(folder / "generator")
+        return {"loss": flow_loss(model, data["latents"][rows].float(), ids[:, :length], mask[:, :length])}
+
+    average = fit(model, *split_parameters(model), terms_of_step, Recipe(steps, save_every), folder / "generator")
     return assemble(vae, average.text_encoder, tokenizer, average.transformer)
