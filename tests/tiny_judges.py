@@ -101,6 +101,10 @@ def save_judge(kind: str, folder, seed: int = 0):
     torch.manual_seed(seed)
     tokenizer = judge_tokenizer()
     model = BUILDERS[kind](tokenizer)
+    with torch.no_grad():
+        # A random model spreads its answers over the whole vocabulary, where mistakes would drown in the tolerance.
+        answers = tokenizer("Yes yes one two three")["input_ids"]
+        model.lm_head.weight[answers] *= 6
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     image_processor().save_pretrained(folder)
