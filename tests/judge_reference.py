@@ -28,10 +28,10 @@ class Reference:
         return {"input_ids": ids, "mm_token_type_ids": is_image, **shown}, text
 
     @torch.no_grad()
-    def score(self, image, question, answers):
+    def chances(self, image, question):
+        """Probability ``(V,)`` of each token as the first one of the answer."""
         inputs, _ = self.inputs(image, f"{question} Answer in one word.")
-        chances = self.model(**inputs, use_cache=False).logits[0, -1].softmax(-1)
-        return sum(chances[i] for i in answers)
+        return self.model(**inputs, use_cache=False).logits[0, -1].softmax(-1)
 
     @torch.no_grad()
     def attention(self, image, prompt):

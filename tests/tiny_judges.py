@@ -76,9 +76,9 @@ def qwen2_5_vl(tokenizer, *, hidden: int = 64, layers: int = 3, patch: int = 4):
         depth=2, hidden_size=32, intermediate_size=64, num_heads=2, patch_size=patch, spatial_merge_size=2,
         temporal_patch_size=2, out_hidden_size=hidden, window_size=16, fullatt_block_indexes=[1], initializer_range=0.2,
     )  # fmt: skip
-    config = Qwen2_5_VLConfig(
-        text_config=_text(tokenizer, hidden, layers, rope_parameters=rope), vision_config=tower, **_ids(tokenizer)
-    )
+    # Without Qwen3's normalised queries and keys, larger weights make attention so sharp that rounding shows.
+    text = _text(tokenizer, hidden, layers, rope_parameters=rope, initializer_range=0.12)
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=tower, **_ids(tokenizer))
     return Qwen2_5_VLForConditionalGeneration(config)
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from judge_reference import Reference
 from tiny_judges import BUILDERS, save_judge
 
-from cast_rl.judges import load_judge
+from cast_rl.judges import VLMJudge, load_judge
 from cast_rl.scene_graph import Entity, Relation, SceneGraph
 
 
@@ -21,20 +22,41 @@ def judge_folders(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def make_judge(judge_folders):
+    """``make_judge(kind, **options)``: judges of other settings over one loaded model of a kind."""
+    loaded = {}
+
+    def make(kind="qwen3_vl", **options):
+        if kind not in loaded:
+            loaded[kind] = load_judge(judge_folders(kind))
+        judge = loaded[kind]
+        return VLMJudge(judge.family, judge.tokenizer, judge.images, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def references(judge_folders):
+    """Kind -> the same checkpoint under the protocol as published."""
+    made = {}
+
+    def reference(kind):
+        if kind not in made:
+            made[kind] = Reference(judge_folders(kind), kind)
+        return made[kind]
+
+    return reference
+
+
 @pytest.fixture(params=BUILDERS)
 def kind(request):
     return request.param
 
 
 @pytest.fixture
-def folder(kind, judge_folders):
-    return judge_folders(kind)
-
-
-@pytest.fixture(scope="session")
-def judge(judge_folders):
-    """A Qwen3-VL of one session; a test that needs other settings loads its own."""
-    return load_judge(judge_folders("qwen3_vl"))
+def reference(kind, references):
+    return references(kind)
 
 
 def graphs():

@@ -2,79 +2,74 @@
 
 import pytest
 import torch
-from judge_reference import Reference, words
+from judge_reference import words
 
-from cast_rl.judges import EvidenceSettings, load_judge
+from cast_rl.judges import EvidenceSettings
 from cast_rl.judges.answers import answer_tokens
 from cast_rl.judges.evidence import unit_mean
 
 pytestmark = pytest.mark.filterwarnings("ignore:no words of the prompt")
 
 
-@pytest.fixture
-def reference(kind, folder):
-    return Reference(folder, kind)
-
-
 def close(a, b, tolerance):
     torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("mode", ["robust", "official"])
-def test_scores_equal_one_pass_per_question(folder, reference, images, atoms, mode):
-    judged = load_judge(folder, answers=mode)(images, atoms)
-    assert judged.mask.tolist() == [[k < len(row) for k in range(7)] for row in atoms]
+def test_scores_equal_one_pass_per_question(kind, make_judge, reference, images, atoms):
+    judged = {mode: make_judge(kind, answers=mode)(images, atoms) for mode in ("robust", "official")}
     for b, row in enumerate(atoms):
         for k, atom in enumerate(row):
-            ids = answer_tokens(reference.tokenizer, atom.question, atom.answer, mode)
-            close(judged.scores[b, k], reference.score(images[b], atom.question, ids), 1e-5)
-    found = judged.scores[judged.mask]
-    assert found.std() > 0.05  # else the tolerance would say little
+            chances = reference.chances(images[b], atom.question)
+            for mode, found in judged.items():
+                ids = answer_tokens(reference.tokenizer, atom.question, atom.answer, mode)
+                close(found.scores[b, k], sum(chances[i] for i in ids).clamp_max(1), 1e-5)
+                assert found.mask.tolist() == [[k < len(row) for k in range(7)] for row in atoms]
+    assert found.scores[found.mask].std() > 0.05  # else the tolerance would say little
 
 
-def test_mixed_sizes_equal_one_pass_per_question(folder, reference, atoms):
+@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl"])
+def test_mixed_sizes_equal_one_pass_per_question(kind, make_judge, reference, atoms):
     sizes = [(32, 40), (48, 24), (32, 40)]
     generator = torch.Generator().manual_seed(0)
     images = [torch.randint(0, 256, (3, *s), generator=generator).float() / 255 for s in sizes]
-    judged = load_judge(folder)(images, atoms)
+    judged = make_judge(kind)(images, atoms)
     assert judged.evidence.shape == (3, 7, 32, 32)
+    close(judged.evidence.mean((-2, -1)), judged.mask.float(), 1e-5)
     for b, row in enumerate(atoms):
-        for k, atom in enumerate(row):
+        for k, atom in enumerate(row[:3]):
             ids = answer_tokens(reference.tokenizer, atom.question, atom.answer, "robust")
-            close(judged.scores[b, k], reference.score(images[b], atom.question, ids), 1e-5)
+            close(judged.scores[b, k], reference.chances(images[b], atom.question)[ids].sum(), 1e-5)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_evidence_equals_eager_attention(kind, make_judge, reference, images, atoms):
+    """Reference: all heads of all layers from ``output_attentions``, averaged over those chosen."""
+    eager = [reference.attention(images[b], row[0].prompt) for b, row in enumerate(atoms)]
+    for settings in (
         EvidenceSettings(),
         EvidenceSettings(layers=(0, 2), query="predict"),
         EvidenceSettings(heads=((0, 1), (2, 0), (2, 3))),
         EvidenceSettings(layers=(1,), query="predict", relative=True),
-    ],
-    ids=["default", "layers", "heads", "relative"],
-)
-def test_evidence_equals_eager_attention(folder, reference, images, atoms, settings):
-    judge = load_judge(folder, evidence=settings)
-    judged = judge(images, atoms)
-    chosen = settings.chosen(3, 4)
-    pairs = [(layer, head) for layer, heads in chosen.items() for head in (range(4) if heads is None else heads)]
-    for b, row in enumerate(atoms):
-        seen, tokens = reference.attention(images[b], row[0].prompt)
-        seen = torch.stack([seen[layer, head] for layer, head in pairs]).mean(0)  # (T, h, w)
-        generic = seen[tokens[0][0] - 1]
-        for k, atom in enumerate(row):
-            rows = [i - (settings.query == "predict") for i in words(tokens, atom.spans)]
-            expected = seen[rows].mean(0)
-            if settings.relative:
-                expected = expected / (generic + 1e-6 * generic.mean())
-            assert judged.evidence.dtype == torch.float32
-            torch.testing.assert_close(judged.evidence[b, k], unit_mean(expected), rtol=2e-5, atol=1e-6)
-            close(judged.evidence[b, k].mean(), torch.tensor(1.0), 1e-5)
+    ):
+        judged = make_judge(kind, evidence=settings)(images, atoms)
+        assert judged.evidence.dtype == torch.float32
+        close(judged.evidence.mean((-2, -1)), judged.mask.float(), 1e-5)
+        chosen = settings.chosen(3, 4)
+        pairs = [(layer, head) for layer, heads in chosen.items() for head in (range(4) if heads is None else heads)]
+        for b, row in enumerate(atoms):
+            seen, tokens = eager[b]
+            seen = torch.stack([seen[layer, head] for layer, head in pairs]).mean(0)  # (T, h, w)
+            generic = seen[tokens[0][0] - 1]
+            for k, atom in enumerate(row):
+                rows = [i - (settings.query == "predict") for i in words(tokens, atom.spans)]
+                expected = seen[rows].mean(0)
+                if settings.relative:
+                    expected = expected / (generic + 1e-6 * generic.mean())
+                torch.testing.assert_close(judged.evidence[b, k], unit_mean(expected), rtol=2e-5, atol=1e-6)
 
 
-def test_head_attention_equals_eager_attention(folder, reference, images, atoms):
-    seen = load_judge(folder).head_attention(images, atoms)
+@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl"])
+def test_head_attention_equals_eager_attention(kind, make_judge, reference, images, atoms):
+    seen = make_judge(kind).head_attention(images, atoms)
     assert seen.shape == (3, 7, 3, 4, 4, 5)
     for b, row in enumerate(atoms):
         expected, tokens = reference.attention(images[b], row[0].prompt)
@@ -83,8 +78,8 @@ def test_head_attention_equals_eager_attention(folder, reference, images, atoms)
         assert (seen[b, len(row) :] == 0).all()
 
 
-def test_neighbours_and_order_change_nothing(folder, images, atoms):
-    judge = load_judge(folder, evidence=EvidenceSettings(relative=True))
+def test_neighbours_and_order_change_nothing(kind, make_judge, images, atoms):
+    judge = make_judge(kind, evidence=EvidenceSettings(relative=True))
     together = judge(images, atoms)
     for b, row in enumerate(atoms):
         alone = judge(images[b : b + 1], [row])
@@ -100,47 +95,44 @@ def test_neighbours_and_order_change_nothing(folder, images, atoms):
     close(backwards.evidence[0], together.evidence[0].flip(0), 1e-5)
 
 
-@pytest.mark.parametrize("budget", [1, 100, 250])
-def test_the_token_budget_changes_nothing(judge_folders, images, atoms, budget):
-    folder = judge_folders("qwen3_vl")
-    whole = load_judge(folder)(images, atoms)
+@pytest.mark.parametrize("budget", [1, 100, 400])
+def test_the_token_budget_changes_nothing(make_judge, images, atoms, budget, monkeypatch):
+    whole = make_judge()(images, atoms)
+    frugal = make_judge(token_budget=budget)
     passes = []
-    frugal = load_judge(folder, token_budget=budget)
-    branches = frugal.family.branches
-    frugal.family.branches = lambda prefix, packed, tap: passes.append(packed.ids.shape) or branches(prefix, packed, tap)
+    run = frugal.family.branches
+
+    def branches(prefix, packed, tap):
+        passes.append(len(packed.ids) * (prefix.length + packed.ids.shape[1]))
+        return run(prefix, packed, tap)
+
+    monkeypatch.setattr(frugal.family, "branches", branches)
     split = frugal(images, atoms)
     close(split.scores, whole.scores, 1e-5)
     close(split.evidence, whole.evidence, 1e-5)
     assert len(passes) > 1
-    if budget > 1:
-        assert all(n * (25 + t) <= budget for n, t in passes)
+    assert budget == 1 or max(passes) <= budget
 
 
-def test_a_list_gives_what_a_tensor_gives(judge, judge_folders, images, atoms):
-    listed = judge(list(images), atoms)
-    tensor = load_judge(judge_folders("qwen3_vl"), evidence_size=(32, 32))(images, atoms)
+def test_a_list_gives_what_a_tensor_gives(make_judge, images, atoms):
+    listed = make_judge()(list(images), atoms)
+    tensor = make_judge(evidence_size=(32, 32))(images, atoms)
     close(listed.scores, tensor.scores, 1e-6)
     close(listed.evidence, tensor.evidence, 1e-5)
 
 
-def test_atoms_of_two_prompts_about_one_image(judge, images, atoms):
+def test_atoms_of_two_prompts_about_one_image(make_judge, images, atoms):
+    judge = make_judge(evidence=EvidenceSettings(relative=True))
     both = judge(images[:1], [atoms[0] + atoms[1]])
     first, second = judge(images[:1], atoms[:1]), judge(images[:1], atoms[1:2])
     close(both.scores, torch.cat([first.scores, second.scores], 1), 1e-5)
     close(both.evidence, torch.cat([first.evidence, second.evidence], 1), 1e-5)
 
 
-def test_scores_alone(judge, judge_folders, images, atoms):
-    plain = load_judge(judge_folders("qwen3_vl"), evidence=False)(images, atoms)
-    assert plain.evidence is None
-    close(plain.scores, judge(images, atoms).scores, 1e-5)
+def test_scores_alone(make_judge, images, atoms):
+    plain = make_judge(evidence=None)
+    judged = plain(images, atoms)
+    assert judged.evidence is None
+    close(judged.scores, make_judge()(images, atoms).scores, 1e-5)
     with pytest.raises(ValueError, match="evidence=None"):
-        load_judge(judge_folders("qwen3_vl"), evidence=False).head_attention(images, atoms)
-
-
-def test_half_precision_stays_close(judge, judge_folders, images, atoms):
-    half = load_judge(judge_folders("qwen3_vl"), dtype="bfloat16")(images, atoms)
-    assert half.scores.dtype == half.evidence.dtype == torch.float32
-    close(half.evidence.mean((-2, -1)), half.mask.float(), 1e-5)
-    whole = judge(images, atoms).scores
-    assert (half.scores - whole).abs().max() < 0.2
+        plain.head_attention(images, atoms)
