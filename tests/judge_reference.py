@@ -1,4 +1,4 @@
-"""The protocol as it is published: one plain forward pass per question, and one with eager attention for the caption."""
+"""The protocol as published: one plain forward pass per question, and one with eager attention for the caption."""
 
 import torch
 from transformers import AutoTokenizer, Qwen2VLImageProcessorPil

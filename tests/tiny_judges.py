@@ -41,17 +41,20 @@ def _ids(tokenizer) -> dict:
 
 
 def _text(tokenizer, hidden: int, layers: int, **more) -> dict:
-    return dict(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        initializer_range=0.3,
-        pad_token_id=tokenizer.pad_token_id,
-    ) | more
+    return (
+        dict(
+            vocab_size=len(tokenizer),
+            hidden_size=hidden,
+            intermediate_size=2 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=8192,
+            initializer_range=0.3,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        | more
+    )
 
 
 def qwen3_vl(tokenizer, *, moe: bool = False, hidden: int = 48, layers: int = 3, patch: int = 4, **vision):
