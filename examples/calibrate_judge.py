@@ -4,8 +4,8 @@
     python examples/calibrate_judge.py --judge Qwen/Qwen3-VL-8B-Instruct --device cuda --dtype bfloat16 \\
         --boxes boxes.jsonl --out cast_judge.json
 
-Without ``--boxes`` the images are the miniature's scenes. A line of a boxes file is one image, its caption and what some
-words of it point at, in pixels (left, top, right, bottom); paths are relative to the file:
+Without ``--boxes`` the images are the miniature's scenes. A line of a boxes file is one image, its caption and what
+some words of it point at, in pixels (left, top, right, bottom); paths are relative to the file:
 
     {"image": "1.png", "prompt": "a red mug left of a plate",
      "things": [{"words": ["red mug"], "boxes": [[10, 20, 90, 110]]}]}

@@ -102,10 +102,11 @@ def patches(images: Tensor, settings: ImageSettings) -> Tensor:
 
     Patches are in the model's order: those that make one image token follow each other.
     """
-    levels = images.float() if images.dtype == torch.uint8 else (images.float().clamp(0, 1) * 255).round()
+    # A tensor of its own, which the steps after it may overwrite: a large image is held as few times as possible.
+    levels = images.float() if images.dtype == torch.uint8 else images.float().clamp(0, 1).mul_(255).round_()
     levels = _resize(levels, settings.resized(*images.shape[-2:]))
     mean, std = (levels.new_tensor(v)[:, None, None] for v in (settings.mean, settings.std))
-    normal = (levels / 255 - mean) / std
+    normal = levels.div_(255).sub_(mean).div_(std)
     p, m, f = settings.patch, settings.merge, settings.frames
     cut = normal.unflatten(3, (-1, m, p)).unflatten(2, (-1, m, p))  # (B, 3, gh, m, p, gw, m, p)
     cut = cut.permute(0, 2, 5, 3, 6, 1, 4, 7)  # (B, gh, gw, m, m, 3, p, p)

@@ -1,9 +1,8 @@
 """Heads that look at the right place are found, and what is written is read."""
 
 import dataclasses
+import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -61,25 +60,34 @@ def test_spans_of_words():
             spans_of(prompt, [word])
 
 
-def run(*arguments, expect=0):
-    done = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture
+def calibrate(monkeypatch, capsys):
+    """Runs the script with arguments, in this process, and returns what it prints."""
+    spec = importlib.util.spec_from_file_location("calibrate_judge", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", [str(SCRIPT), *map(str, arguments)])
+        script.main()
+        return capsys.readouterr().out
+
+    return run
 
 
-def test_the_script_on_boxes_and_scenes(judge_folders, tmp_path):
+def test_the_script_on_boxes_and_scenes(calibrate, judge_folders, tmp_path):
     folder = judge_folders("qwen3_vl")
     Image.new("RGB", (40, 32), "red").save(tmp_path / "1.png")
     thing = {"words": ["red mug"], "boxes": [[0, 0, 20, 16]]}
     line = {"image": "1.png", "prompt": "a red mug left of a plate", "things": [thing]}
-    (tmp_path / "boxes.jsonl").write_text(json.dumps(line) + "\n\n")
-    out = tmp_path / "cast_judge.json"
-    printed = run("--judge", folder, "--boxes", tmp_path / "boxes.jsonl", "--most", 3, "--out", out)
+    boxes, out = tmp_path / "boxes.jsonl", tmp_path / "cast_judge.json"
+    boxes.write_text(json.dumps(line) + "\n\n")
+    printed = calibrate("--judge", folder, "--boxes", boxes, "--most", 3, "--out", out)
     found = load_judge(folder, evidence=out).evidence
     assert 1 <= len(found.heads) <= 3 and f"{len(found.heads)} heads, query={found.query}" in printed
     line["things"][0]["words"] = ["blue mug"]
-    (tmp_path / "boxes.jsonl").write_text(json.dumps(line))
-    printed = run("--judge", folder, "--boxes", tmp_path / "boxes.jsonl", "--out", out, expect=1)
-    assert "boxes.jsonl, line 1: ValueError: 'blue mug' does not stand in the prompt" in printed
-    run("--judge", folder, "--scenes", 3, "--out", out, "--relative")
+    boxes.write_text(json.dumps(line))
+    with pytest.raises(ValueError, match="boxes.jsonl, line 1: ValueError: 'blue mug' does not stand in the prompt"):
+        calibrate("--judge", folder, "--boxes", boxes, "--out", out)
+    calibrate("--judge", folder, "--scenes", 3, "--out", out, "--relative")
     assert load_judge(folder, evidence=out).evidence.relative
