@@ -35,7 +35,7 @@ def test_resized_as_the_image_processor_does(size):
     assert SETTINGS.token_grid(*size) == (rows // 2, columns // 2)
     off = (patches(images, SETTINGS) - expected).unflatten(-1, (3, -1)).abs() * 255
     off = off * torch.tensor(SETTINGS.std)[:, None]
-    assert off.max() < 2.01 and off.mean() < 0.05
+    assert off.max() < 2.01 and off.mean() < 0.25
 
 
 def test_rounding_to_8_bits_is_that_of_a_saved_image():
