@@ -41,17 +41,20 @@ def _ids(tokenizer) -> dict:
 
 
 def _text(tokenizer, hidden: int, layers: int, **more) -> dict:
-    return dict(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        initializer_range=0.3,
-        pad_token_id=tokenizer.pad_token_id,
-    ) | more
+    return (
+        dict(
+            vocab_size=len(tokenizer),
+            hidden_size=hidden,
+            intermediate_size=2 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=8192,
+            initializer_range=0.3,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        | more
+    )
 
 
 def qwen3_vl(tokenizer, *, moe: bool = False, hidden: int = 48, layers: int = 3, patch: int = 4, **vision):
@@ -76,9 +79,9 @@ def qwen2_5_vl(tokenizer, *, hidden: int = 64, layers: int = 3, patch: int = 4):
         depth=2, hidden_size=32, intermediate_size=64, num_heads=2, patch_size=patch, spatial_merge_size=2,
         temporal_patch_size=2, out_hidden_size=hidden, window_size=16, fullatt_block_indexes=[1], initializer_range=0.2,
     )  # fmt: skip
-    config = Qwen2_5_VLConfig(
-        text_config=_text(tokenizer, hidden, layers, rope_parameters=rope), vision_config=tower, **_ids(tokenizer)
-    )
+    # Without Qwen3's normalised queries and keys, larger weights make attention so sharp that rounding shows.
+    text = _text(tokenizer, hidden, layers, rope_parameters=rope, initializer_range=0.12)
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=tower, **_ids(tokenizer))
     return Qwen2_5_VLForConditionalGeneration(config)
 
 
@@ -101,6 +104,10 @@ def save_judge(kind: str, folder, seed: int = 0):
     torch.manual_seed(seed)
     tokenizer = judge_tokenizer()
     model = BUILDERS[kind](tokenizer)
+    with torch.no_grad():
+        # A random model spreads its answers over the whole vocabulary, where mistakes would drown in the tolerance.
+        answers = tokenizer("Yes yes one two three")["input_ids"]
+        model.lm_head.weight[answers] *= 6
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     image_processor().save_pretrained(folder)

@@ -16,10 +16,10 @@ from cast_rl.scene_graph import Atom
 def ask(judge: Judge, images: Tensor, atoms: Sequence[Sequence[Atom]], max_atoms: int) -> Judgement:
     """The judge's answer with ``max_atoms`` columns, checked, on the images' device.
 
-    A judge with a ``device`` gets the images there. It does not see images that nothing is asked of. If it raises, it is
-    asked again about each image on its own, and those on which it raises once more are masked, with a warning that says
-    why. Scores are 0 and evidence is 0 where the mask is false: beyond an image's atoms, where the judge masked or
-    raised, and where the score is not finite.
+    A judge with a ``device`` gets the images there. It does not see images that nothing is asked of. If it raises, it
+    is asked again about each image on its own, and those on which it raises once more are masked, with a warning that
+    says why. Scores are 0 and evidence is 0 where the mask is false: beyond an image's atoms, where the judge masked
+    or raised, and where the score is not finite.
 
     Args:
         judge: any callable with the protocol of `cast_rl.judges.Judge`.

@@ -65,7 +65,7 @@ def tapped_sdpa(
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, tapped_sdpa)
-# Without a mask function of the same name transformers drops the mask without a word.
+# Without a mask function of the same name transformers drops the masks it would make, without a word.
 ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 

@@ -89,17 +89,24 @@ def usable(images: Tensor) -> Tensor:
     return finite.all(1)
 
 
+def _resize(levels: Tensor, size: tuple[int, int]) -> Tensor:
+    """``(B, 3, H, W)`` levels from 0 to 255 to ``size`` as PIL does: columns, rounded to levels, then rows."""
+    for step in ((levels.shape[-2], size[1]), size):
+        if step != tuple(levels.shape[-2:]):
+            levels = F.interpolate(levels, step, mode="bicubic", antialias=True).round().clamp(0, 255)
+    return levels
+
+
 def patches(images: Tensor, settings: ImageSettings) -> Tensor:
     """``(B, 3, H, W)`` float in [0, 1] or uint8 -> normalised patches ``(B, N, 3 * frames * patch**2)`` float32.
 
     Patches are in the model's order: those that make one image token follow each other.
     """
-    levels = images.float() if images.dtype == torch.uint8 else (images.float().clamp(0, 1) * 255).round()
-    height, width = settings.resized(*images.shape[-2:])
-    if (height, width) != tuple(images.shape[-2:]):
-        levels = F.interpolate(levels, (height, width), mode="bicubic", antialias=True).round().clamp(0, 255)
+    # A tensor of its own, which the steps after it may overwrite: a large image is held as few times as possible.
+    levels = images.float() if images.dtype == torch.uint8 else images.float().clamp(0, 1).mul_(255).round_()
+    levels = _resize(levels, settings.resized(*images.shape[-2:]))
     mean, std = (levels.new_tensor(v)[:, None, None] for v in (settings.mean, settings.std))
-    normal = (levels / 255 - mean) / std
+    normal = levels.div_(255).sub_(mean).div_(std)
     p, m, f = settings.patch, settings.merge, settings.frames
     cut = normal.unflatten(3, (-1, m, p)).unflatten(2, (-1, m, p))  # (B, 3, gh, m, p, gw, m, p)
     cut = cut.permute(0, 2, 5, 3, 6, 1, 4, 7)  # (B, gh, gw, m, m, 3, p, p)

@@ -64,7 +64,7 @@ class VLMJudge:
             )
         if token_budget < 1:
             raise ValueError(f"token_budget={token_budget} must be at least 1")
-        self.family, self.images = family, images
+        self.family, self.tokenizer, self.images = family, tokenizer, images
         self.evidence, self.evidence_size = evidence, evidence_size
         chat = Chat(tokenizer, config.image_token_id, config.vision_end_token_id)
         self._ask = Asker(chat, answers, None if evidence is None else evidence.query)

@@ -102,7 +102,7 @@ def test_failures_are_masked_and_counted_never_scored_zero():
 
 
 def test_without_any_valid_atom_the_reward_is_zero_and_the_mask_says_so():
-    final, _ = judged_by(Fixed([float("nan")]), [ToyPrompt((1,))] * 5)
+    final, _ = judged_by(Fixed([float("nan")]), [ToyPrompt((1,))] * 5, max_failed=1.0)
     assert (final["next", "reward"] == 0).all()
     assert not final["next", "atom_mask"].any()
 
