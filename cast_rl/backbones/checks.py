@@ -76,3 +76,12 @@ def check_embedded_guidance(family: str, embedded: bool, guidance: float | None)
             f"this {family} is distilled to sample without guidance, and guidance={guidance} would be ignored; "
             "load it with guidance=None."
         )
+
+
+def check_text_length(family: str, trained: int | None, length: int, reads_padding: bool) -> None:
+    """Weights meet text of the padded length with which they were trained, where the network reads the padding."""
+    if reads_padding and trained not in (None, length):
+        raise ValueError(
+            f"load_lora: this LoRA was trained with text padded to {trained} tokens, and the backbone pads to "
+            f"{length}, which {family} reads; load the backbone with max_sequence_length={trained}."
+        )

@@ -46,7 +46,9 @@ def test_every_component_takes_the_dtype(qwen_folder, qwen_pipe, dtype):
 
 
 def test_an_unsupported_class_names_the_supported_ones_and_the_file_to_read(qwen_folder, tmp_path):
-    expected = "'SomePipeline'; supported: Flux2Pipeline, .*ZImagePipeline.* read cast_rl/backbones/stable_diffusion_3.py"
+    expected = (
+        "'SomePipeline'; supported: Flux2Pipeline, .*ZImagePipeline.* read cast_rl/backbones/stable_diffusion_3.py"
+    )
     with pytest.raises(ValueError, match=expected):
         load_backbone(with_index(qwen_folder, tmp_path / "other", _class_name="SomePipeline"))
     with pytest.raises(ValueError, match=r"'FluxImg2ImgPipeline'; supported"):
