@@ -68,6 +68,7 @@ class Flux2(Backbone):
         return {"embeds": embeds}
 
     def _text_tokens(self, prompt: str) -> int:
+        # Imported here, as it takes Mistral 3's classes along, for which the other families need not wait.
         from diffusers.pipelines.flux2.pipeline_flux2 import format_input
 
         messages = format_input([prompt], system_message=self.pipe.system_message)
