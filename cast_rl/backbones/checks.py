@@ -54,3 +54,12 @@ def check_negative(guidance: float | None, needed: bool, given: bool) -> None:
             f"velocity: a negative conditioning was given, but guidance={guidance} does not use one; pass "
             "negative=None or load the backbone with a guidance above 1."
         )
+
+
+def check_text_encoders(freed: tuple[str, ...]) -> None:
+    """The text encoders are still there."""
+    if freed:
+        raise RuntimeError(
+            f"encode: {', '.join(freed)} were freed; encode all prompts, held-out ones too, before free_text_encoders, "
+            "or load the backbone again."
+        )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
 
+from cast_rl.backbones import memory as levers
 from cast_rl.backbones.base import Backbone
 from cast_rl.backbones.qwen_image import QwenImage
 
@@ -22,6 +24,7 @@ def load_backbone(
     device: torch.device | str = "cpu",
     guidance: float | None = None,
     gradient_checkpointing: bool = False,
+    memory: Mapping[str, Any] | None = None,
     **family_options: Any,
 ) -> Backbone:
     """Load a text-to-image pipeline for training.
@@ -35,6 +38,7 @@ def load_backbone(
         device: where they go.
         guidance: the pipeline's own guidance argument; None for none.
         gradient_checkpointing: trade one more forward pass for the memory of the activations.
+        memory: settings that save memory, see `cast_rl.backbones.memory`.
         **family_options: ``max_sequence_length``, ``decode_batch`` and what the family takes besides.
 
     Raises:
@@ -43,18 +47,29 @@ def load_backbone(
         TypeError: an option that the family does not have.
     """
     dtype = _floating_dtype(dtype)
+    memory = levers.check_memory_settings(memory)
+    quantization = memory.get("quantization")
     if isinstance(source, DiffusionPipeline):
         family = _family(type(source).__name__)
+        if quantization:
+            raise ValueError("memory.quantization takes effect on loading; give load_backbone a folder or a hub id.")
         pipe = source.to(dtype)
     else:
         index = _read_index(source)
         family = _family(index.get("_class_name"))
         _check_components(source, index)
-        pipe = DiffusionPipeline.from_pretrained(str(source), dtype=dtype, use_safetensors=True)
+        config = levers.quantization_config(quantization, index) if quantization else None
+        pipe = DiffusionPipeline.from_pretrained(
+            str(source), dtype=dtype, use_safetensors=True, quantization_config=config
+        )
+        levers.check_quantized(pipe, quantization or {})
     pipe.set_progress_bar_config(disable=True)
+    if offload := memory.get("group_offload"):
+        levers.enable_group_offload(pipe, device, offload)
     backbone = family(pipe, device=device, guidance=guidance, **family_options)
     if gradient_checkpointing:
         backbone.gradient_checkpointing()
+    levers.apply_memory_levers(backbone, memory)
     return backbone
 
 
