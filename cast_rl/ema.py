@@ -82,7 +82,7 @@ class WeightAverage:
         now = self._backbone.trainable_parameters()
         if [id(weight) for weight in now] != [id(weight) for weight in self._weights]:
             raise RuntimeError(
-                f"WeightAverage.{what}: the backbone trains other weights than when the average was made; make a new one"
+                f"WeightAverage.{what}: the backbone trains other weights than those that are averaged; make a new one"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,9 +96,8 @@ class WeightAverage:
             ValueError: one has an average and the other has none, or it is of weights of other shapes.
         """
         if bool(state) != (self._ema is not None):
-            raise ValueError(
-                f"the saved run kept {'an' if state else 'no'} average of its weights and this one has decay={self.decay}"
-            )
+            kept = "an" if state else "no"
+            raise ValueError(f"the saved run kept {kept} average of its weights, and this one has decay={self.decay}")
         if self._ema is None:
             return
         ours, theirs = ([tuple(w.shape) for w in ws] for ws in (self._weights, state["shadow_params"]))
