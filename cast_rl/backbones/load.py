@@ -51,20 +51,20 @@ def load_backbone(
     quantization = memory.get("quantization")
     if isinstance(source, DiffusionPipeline):
         family = _family(type(source).__name__)
-        if quantization:
+        if quantization is not None:
             raise ValueError("memory.quantization takes effect on loading; give load_backbone a folder or a hub id.")
         pipe = source.to(dtype)
     else:
         index = _read_index(source)
         family = _family(index.get("_class_name"))
         _check_components(source, index)
-        config = levers.quantization_config(quantization, index) if quantization else None
+        config = None if quantization is None else levers.quantization_config(quantization, index)
         pipe = DiffusionPipeline.from_pretrained(
             str(source), dtype=dtype, use_safetensors=True, quantization_config=config
         )
         levers.check_quantized(pipe, quantization or {})
     pipe.set_progress_bar_config(disable=True)
-    if offload := memory.get("group_offload"):
+    if (offload := memory.get("group_offload")) is not None:
         levers.enable_group_offload(pipe, device, offload)
     backbone = family(pipe, device=device, guidance=guidance, **family_options)
     if gradient_checkpointing:
