@@ -7,14 +7,16 @@ Conventions, the same for every family:
 - the velocity is ``dx/dsigma = eps - x0``;
 - a conditioning is a dict of tensors, all batch first, text right-padded with a bool ``mask (B, L)``.
 
-A family subclasses `Backbone` and fills in the methods under "Each family gives"; see `qwen_image.py`.
+A family subclasses `Backbone` and fills in the methods under "Each family gives"; see `stable_diffusion_3.py`, the
+shortest, and ``docs/adding_a_family.md``.
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,7 +37,7 @@ class Backbone(ABC):
         pipe: the loaded pipeline; its modules are frozen and put into eval mode.
         device: where inputs and results live; the pipeline's modules are moved there.
         guidance: the pipeline's own guidance argument, None for none.
-        max_sequence_length: text tokens kept per prompt, as the pipeline's argument of that name.
+        max_sequence_length: text tokens kept per prompt, as the pipeline's argument of that name; its default if None.
         decode_batch: latents decoded at a time, which bounds the memory of `decode`.
 
     Attributes:
@@ -50,6 +52,8 @@ class Backbone(ABC):
 
     family: ClassVar[str]
     pipeline_classes: ClassVar[tuple[str, ...]]
+    # Whether the network also reads the padding of the text, so that its velocity depends on `max_sequence_length`.
+    reads_padding: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -57,12 +61,13 @@ class Backbone(ABC):
         *,
         device: torch.device | str = "cpu",
         guidance: float | None = None,
-        max_sequence_length: int = 512,
+        max_sequence_length: int | None = None,
         decode_batch: int = 16,
     ):
         checks.check_scheduler(pipe.scheduler)
-        if decode_batch < 1:
-            raise ValueError(f"decode_batch must be at least 1, got {decode_batch}.")
+        if max_sequence_length is None:
+            max_sequence_length = inspect.signature(type(pipe).__call__).parameters["max_sequence_length"].default
+        checks.check_at_least_one(decode_batch=decode_batch, max_sequence_length=max_sequence_length)
         self.device = torch.device(device)
         self.pipe = pipe.to(self.device)
         for module in pipe.components.values():
@@ -134,6 +139,23 @@ class Backbone(ABC):
     def lora_targets(self) -> list[str]:
         """Exact names of the Linear layers to adapt by default, each of which receives a gradient."""
 
+    # A few families also change the following.
+
+    @classmethod
+    def own_components(cls, source: str, index: Mapping[str, Any]) -> dict[str, Any]:
+        """Components of the pipeline at `source` that the family loads itself, by name in ``model_index.json``."""
+        return {}
+
+    @property
+    def text_limit(self) -> int:
+        """Tokens of a prompt that are kept, as `_text_tokens` counts them."""
+        return self.max_sequence_length
+
+    @property
+    def guidance_setting(self) -> str:
+        """The guidance that decides whether there is a negative pass, as messages put it."""
+        return f"guidance={self.guidance}"
+
     # What follows is the same for all of them.
 
     @torch.no_grad()
@@ -154,11 +176,11 @@ class Backbone(ABC):
 
     def _warn_if_truncated(self, prompt: str) -> None:
         tokens = self._text_tokens(prompt)
-        if tokens <= self.max_sequence_length or prompt in self._warned_truncated:
+        if tokens <= self.text_limit or prompt in self._warned_truncated:
             return
         self._warned_truncated.add(prompt)
         warnings.warn(
-            f"the text encoder keeps {self.max_sequence_length} of the {tokens} tokens of the prompt "
+            f"the text encoder keeps {self.text_limit} of the {tokens} tokens of the prompt "
             f"{_shorten(prompt)!r}; raise max_sequence_length or shorten it.",
             stacklevel=3,
         )
@@ -201,7 +223,7 @@ class Backbone(ABC):
             ValueError: batch sizes differ, or `negative` and `guidance` do not go together.
         """
         checks.check_rows(x, cond=cond, negative=negative)
-        checks.check_negative(self.guidance, self.uses_negative, negative is not None)
+        checks.check_negative(self.guidance_setting, self.uses_negative, negative is not None)
         sigma = torch.as_tensor(sigma, dtype=torch.float32, device=x.device).reshape(-1).expand(len(x))
         if self.forward_batch and len(x) > self.forward_batch and not torch.is_grad_enabled():
             rows = [slice(i, i + self.forward_batch) for i in range(0, len(x), self.forward_batch)]
