@@ -106,13 +106,15 @@ def stacks(transformer: nn.Module) -> dict[str, nn.ModuleList]:
 
 
 def conditioning(shapes: Mapping[str, Any], rows: int, device: str) -> Cond:
-    """A conditioning of `rows` prompts; per key a shape, or ``mask: length`` for a bool mask that is all True."""
+    """A conditioning of `rows` prompts in bfloat16: per key a shape, or ``mask: length`` for a mask that is all True.
+
+    A family that reads its mask's values needs ``mask_on: cpu``, since there are none on the meta device.
+    """
     cond: dict[str, Tensor] = {}
     for key, shape in shapes.items():
         if key == "mask":
-            # Z-Image picks the rows of its text by it, which needs its values.
-            cond[key] = torch.ones(rows, shape, dtype=torch.bool)
-        else:
+            cond[key] = torch.ones(rows, shape, dtype=torch.bool, device=shapes.get("mask_on", device))
+        elif key != "mask_on":
             cond[key] = torch.zeros(rows, *shape, dtype=torch.bfloat16, device=device)
     return cond
 
@@ -126,8 +128,8 @@ def lora_size(transformer: nn.Module, targets: list[str], rank: int) -> int:
 def train_peak(backbone: Backbone, depths: Mapping[str, int], run: Any) -> int:
     """Most bytes alive in one training step at `depths` blocks per stack.
 
-    `run` is a training step; it is run at two blocks per stack and once more with three in each, one after another. With
-    gradient checkpointing a block costs the same wherever it is, so that the rest is a multiplication.
+    `run` is a training step; it is run at two blocks per stack, and then with three in one stack after another. With
+    gradient checkpointing each block of a stack costs the same, so that the rest is a multiplication.
     """
     every = stacks(backbone.pipe.transformer)
 

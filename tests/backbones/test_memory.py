@@ -220,20 +220,13 @@ def test_the_attention_backend_is_set_on_the_transformer(qwen_folder, calls):
         backbone.transformer.set_attention_backend("native")
 
 
-def test_repeated_blocks_are_compiled_and_give_the_same_gradients(qwen_folder):
-    options = {"backend": "eager", "fullgraph": True}
-    gradients = []
-    for settings in ({}, {"compile_repeated_blocks": options}):
-        backbone = load_backbone(qwen_folder, memory=settings)
-        torch.manual_seed(0)
-        backbone.add_lora(rank=2)
-        compiled = [block._compiled_call_impl is not None for block in backbone.transformer.transformer_blocks]
-        assert all(compiled) if settings else not any(compiled)
-        velocity_at(backbone).square().mean().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in backbone.trainable_parameters()]))
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-6)
-    with pytest.raises(ValueError, match=r"memory\.compile_repeated_blocks=\{'bakend': 'eager'\}: "):
-        load_backbone(qwen_folder, memory={"compile_repeated_blocks": {"bakend": "eager"}})
+def test_repeated_blocks_are_compiled_with_the_arguments_given(qwen_folder, calls):
+    """Compiling takes half a minute; what is checked is the call."""
+    backbone = load_backbone(qwen_folder)
+    seen = calls(type(backbone.transformer.transformer_blocks[0]), "compile")
+    memory.apply_memory_levers(backbone, {"compile_repeated_blocks": {"mode": "max-autotune"}})
+    memory.apply_memory_levers(backbone, {"compile_repeated_blocks": True})
+    assert [kwargs for _, kwargs in seen] == 2 * [{"mode": "max-autotune"}] + 2 * [{}]
 
 
 def test_context_parallelism_goes_through_the_models_own_plan(qwen_folder, calls, monkeypatch):
