@@ -93,7 +93,7 @@ def meta_backbone(entry: Mapping[str, Any], guidance: float | None = None) -> Ba
     """The backbone of an architecture without text encoders, on the meta device, in bfloat16."""
     cls = entry["pipeline"]
     parts = {"transformer": on_meta(entry["transformer"]), "vae": on_meta(entry["vae"])}
-    parts["scheduler"] = FlowMatchEulerDiscreteScheduler()
+    parts["scheduler"] = FlowMatchEulerDiscreteScheduler(**entry.get("scheduler", {}))
     pipeline = getattr(diffusers, cls)
     missing = dict.fromkeys(pipeline._get_signature_keys(pipeline)[0] - parts.keys())
     return FAMILIES[cls](pipeline(**parts, **missing), device="meta", guidance=guidance)
