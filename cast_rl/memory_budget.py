@@ -69,7 +69,7 @@ class Plan:
 
     def __str__(self) -> str:
         parts = [f"{name} {size / GB:.1f}" for name, size in self.resident.items() if size]
-        verdict = f"{self.bytes / GB:5.1f} GB" if self.fits else "does not fit"
+        verdict = f"{'' if self.fits else 'does not fit, needs '}{self.bytes / GB:.1f} GB"
         parts.append(f"{self.largest} {self.phases[self.largest] / GB:.1f}")
         return f"{self.machine!s:>5}: {verdict} ({self.choice}) = {' + '.join(parts)}"
 

@@ -28,7 +28,7 @@ LINEAR_BYTES = {"bf16": 2.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
 
 @dataclass(frozen=True)
 class Size:
-    """Parameters of a model: all of them, and those in Linear layers, which quantization reaches."""
+    """Weights of a model: all of them, and those in Linear layers, which quantization reaches."""
 
     total: int
     linear: int
@@ -46,13 +46,13 @@ class Needs:
     """What one device needs for a recipe at one image per pass; bytes unless they say otherwise.
 
     Args:
-        transformer, vae, text_encoders, judge: parameters.
+        transformer, vae, text_encoders, judge: weights.
         adapters: number of LoRA weights.
         train: activations and gradients of a training step.
         rollout: of a forward pass without gradients.
         decode: of decoding one image.
         judging: key-value cache of one image's questions.
-        block: weights of the largest block, which a sharded model gathers, in parameters.
+        block: number of weights of the largest block; a sharded model gathers a block at a time.
     """
 
     transformer: Size
@@ -84,9 +84,9 @@ def on_meta(entry: Mapping[str, Any]) -> nn.Module:
 
 
 def size_of(module: nn.Module) -> Size:
-    """Parameters, tied ones once."""
+    """Parameters, tied ones once, and buffers, such as a table of positions."""
     linear = {id(m.weight): m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear)}
-    return Size(sum(p.numel() for p in module.parameters()), sum(linear.values()))
+    return Size(sum(t.numel() for t in (*module.parameters(), *module.buffers())), sum(linear.values()))
 
 
 def meta_backbone(entry: Mapping[str, Any], guidance: float | None = None) -> Backbone:
