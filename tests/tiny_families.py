@@ -36,8 +36,8 @@ QWEN3_CHAT = (
 MISTRAL_MARKERS = ["[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]"]
 MISTRAL_CHAT = (
     "<s>{% for m in messages %}{% set text = m['content'] | map(attribute='text') | join %}"
-    "{% if m['role'] == 'system' %}[SYSTEM_PROMPT]{{ text }}[/SYSTEM_PROMPT]{% else %}[INST]{{ text }}[/INST]{% endif %}"
-    "{% endfor %}"
+    "{% if m['role'] == 'system' %}[SYSTEM_PROMPT]{{ text }}[/SYSTEM_PROMPT]"
+    "{% else %}[INST]{{ text }}[/INST]{% endif %}{% endfor %}"
 )
 
 
@@ -100,7 +100,13 @@ def clip_config(tokenizer, projection: int) -> transformers.CLIPTextConfig:
 
 def t5_encoder(tokenizer) -> transformers.T5EncoderModel:
     config = transformers.T5Config(
-        vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=16, num_layers=1, num_heads=2, feed_forward_proj="gated-gelu"
+        vocab_size=len(tokenizer),
+        d_model=32,
+        d_kv=8,
+        d_ff=16,
+        num_layers=1,
+        num_heads=2,
+        feed_forward_proj="gated-gelu",
     )
     return transformers.T5EncoderModel(config)
 
@@ -160,7 +166,12 @@ def flux2_transformer(guidance_embeds: bool) -> Flux2Transformer2DModel:
 def growing_shift() -> FlowMatchEulerDiscreteScheduler:
     """Constants that are nobody's defaults, so that reading others would show."""
     return FlowMatchEulerDiscreteScheduler(
-        shift=3.0, use_dynamic_shifting=True, base_shift=0.4, max_shift=1.3, base_image_seq_len=16, max_image_seq_len=512
+        shift=3.0,
+        use_dynamic_shifting=True,
+        base_shift=0.4,
+        max_shift=1.3,
+        base_image_seq_len=16,
+        max_image_seq_len=512,
     )
 
 

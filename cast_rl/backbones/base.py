@@ -277,14 +277,19 @@ class Backbone(ABC):
 
     def save_lora(self, folder: str | Path) -> None:
         """Write ``pytorch_lora_weights.safetensors``, alpha included, for `pipeline.load_lora_weights`."""
-        finetuning.save_lora(self.pipe, folder)
+        finetuning.save_lora(self.pipe, folder, self.max_sequence_length)
 
     def load_lora(self, folder: str | Path) -> None:
         """Load a saved LoRA as trainable float32 adapters, in place of those there are.
 
         Raises:
             FileNotFoundError: the folder holds no LoRA.
+            ValueError: it belongs to another model, or was trained with text padded to another length, which the
+                network reads.
         """
+        checks.check_text_length(
+            self.family, finetuning.recorded_text_length(folder), self.max_sequence_length, self.reads_padding
+        )
         finetuning.load_lora(self.pipe, folder)
 
     def train_weights(self, keep_reference: bool, only: Sequence[str] | None = None) -> None:

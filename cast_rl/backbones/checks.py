@@ -85,3 +85,12 @@ def check_text_encoders(freed: tuple[str, ...]) -> None:
             f"encode: {', '.join(freed)} were freed; encode all prompts, held-out ones too, before free_text_encoders, "
             "or load the backbone again."
         )
+
+
+def check_text_length(family: str, trained: int | None, length: int, reads_padding: bool) -> None:
+    """Weights meet text of the padded length with which they were trained, where the network reads the padding."""
+    if reads_padding and trained not in (None, length):
+        raise ValueError(
+            f"load_lora: this LoRA was trained with text padded to {trained} tokens, and the backbone pads to "
+            f"{length}, which {family} reads; load the backbone with max_sequence_length={trained}."
+        )

@@ -66,7 +66,7 @@ class ZImage(Backbone):
         """The network runs on lists of samples, and its time goes from 0, noise, to 1; returns (B, C, h, w) float32."""
         texts = [row[keep].to(x.dtype) for row, keep in zip(cond["embeds"], cond["mask"], strict=True)]
         time = (1000 - sigma * self.pipe.scheduler.config.num_train_timesteps) / 1000
-        samples = network(list(x.unsqueeze(2)), time, texts, return_dict=False)[0]
+        samples = network(x=list(x.unsqueeze(2)), t=time, cap_feats=texts, return_dict=False)[0]
         return torch.stack(samples).squeeze(2).float()
 
     def _guide(self, positive: Tensor, negative: Tensor) -> Tensor:
