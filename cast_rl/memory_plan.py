@@ -43,14 +43,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Needs:
-    """What one device needs for a recipe at one image per pass; bytes unless they say otherwise.
+    """What one device needs for a recipe that trains on one transition per pass; bytes unless they say otherwise.
 
     Args:
         transformer, vae, text_encoders, judge: weights.
         adapters: number of LoRA weights.
         train: activations and gradients of a training step.
-        rollout: of a forward pass without gradients.
-        decode: of decoding one image.
+        rollout: of a forward pass without gradients, of ``forward_batch`` images.
+        decode: of decoding images, one at a time if sliced.
         judging: key-value cache of one image's questions.
         block: number of weights of the largest block; a sharded model gathers a block at a time.
     """
@@ -167,7 +167,7 @@ def needs(recipe: Mapping[str, Any], entry: Mapping[str, Any], judge: Mapping[st
     """Count what a recipe needs.
 
     Args:
-        recipe: with ``model.{height, width, guidance, lora}``.
+        recipe: with ``model.{height, width, guidance, lora}`` and ``memory.{forward_batch, vae_slicing}``.
         entry: its architecture, see ``examples/config/architectures.yaml``.
         judge: that of the judge, with the ``tokens`` of one image and all its questions.
     """
@@ -189,9 +189,13 @@ def needs(recipe: Mapping[str, Any], entry: Mapping[str, Any], judge: Mapping[st
         backbone.velocity(x, 0.5, cond, negative).square().mean().backward()
 
     train = train_peak(backbone, depths, step)
+    levers = recipe["memory"]
+    rows = levers["forward_batch"]
+    many, prompts = x.expand(rows, -1, -1, -1), conditioning(entry["cond"], rows, "meta")
+    decoded = x.expand(1 if levers["vae_slicing"] else backbone.decode_batch, -1, -1, -1)
     with torch.no_grad():
-        rollout = peak_bytes(lambda: backbone.velocity(x, 0.5, cond, negative))
-        decode = peak_bytes(lambda: backbone.decode(x))
+        rollout = peak_bytes(lambda: backbone.velocity(many, 0.5, prompts, negative and prompts))
+        decode = peak_bytes(lambda: backbone.decode(decoded))
     vlm = on_meta(judge)
     encoders = [size_of(on_meta(encoder)) for encoder in entry["text_encoders"]]
     return Needs(

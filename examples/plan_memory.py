@@ -4,7 +4,7 @@
 - ``python examples/plan_memory.py backbone=qwen_image_2512 model.height=512 model.width=512`` for one, with changes.
 
 Nothing is downloaded: weights are counted, and activations traced, on the meta device (``cast_rl/memory_plan.py``), at
-one image per pass with gradient checkpointing. None of it has been compared with a run on an accelerator.
+one transition per training pass with gradient checkpointing. None of it has been compared with a run on an accelerator.
 """
 
 import sys
