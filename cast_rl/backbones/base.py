@@ -25,7 +25,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from cast_rl.backbones import checks, finetuning
+from cast_rl.backbones import checks, finetuning, memory
 
 Cond = dict[str, Tensor]
 
@@ -43,6 +43,8 @@ class Backbone(ABC):
     Attributes:
         transformer: the network that is trained. It may be replaced by a wrapper (DDP, a compiled module).
         vae, pipe, guidance, device, dtype: dtype is the one in which the transformer computes.
+        forward_batch: without gradients, at most this many latents pass through the network at a time; None for all.
+        freed_text_encoders: names of those that `memory.free_text_encoders` dropped.
 
     Raises:
         ValueError: the pipeline's scheduler is not a deterministic flow-matching Euler scheduler.
@@ -80,6 +82,8 @@ class Backbone(ABC):
         self._frozen_copy: nn.Module | None = None
         self._in_reference = False
         self._warned_truncated: set[str] = set()
+        self.forward_batch: int | None = None
+        self.freed_text_encoders: tuple[str, ...] = ()
 
     # Each family gives the following.
 
@@ -165,6 +169,7 @@ class Backbone(ABC):
         prompts = list(prompts)
         if not prompts:
             raise ValueError("encode got no prompts.")
+        checks.check_text_encoders(self.freed_text_encoders)
         for prompt in prompts:
             self._warn_if_truncated(prompt)
         return self._encode(prompts)
@@ -220,6 +225,9 @@ class Backbone(ABC):
         checks.check_rows(x, cond=cond, negative=negative)
         checks.check_negative(self.guidance_setting, self.uses_negative, negative is not None)
         sigma = torch.as_tensor(sigma, dtype=torch.float32, device=x.device).reshape(-1).expand(len(x))
+        if self.forward_batch and len(x) > self.forward_batch and not torch.is_grad_enabled():
+            rows = [slice(i, i + self.forward_batch) for i in range(0, len(x), self.forward_batch)]
+            return torch.cat([self.velocity(x[r], sigma[r], _rows(cond, r), _rows(negative, r)) for r in rows])
         use_copy = self._in_reference and self._frozen_copy is not None
         network = self._frozen_copy if use_copy else self.transformer
         latents = x.to(self.dtype)
@@ -300,7 +308,8 @@ class Backbone(ABC):
 
     def save(self, folder: str | Path) -> None:
         """Write the whole pipeline in diffusers' format, for `DiffusionPipeline.from_pretrained(folder)`."""
-        finetuning.save_pipeline(self.pipe, folder)
+        with memory.text_encoders_back(self.pipe, self.freed_text_encoders):
+            finetuning.save_pipeline(self.pipe, folder)
 
     def gradient_checkpointing(self, enabled: bool = True) -> None:
         """Recompute activations in the backward pass: less memory for one more forward pass."""
@@ -312,6 +321,10 @@ class Backbone(ABC):
     def trainable_parameters(self) -> list[nn.Parameter]:
         """The weights that an optimizer should hold."""
         return [p for p in self.transformer.parameters() if p.requires_grad]
+
+
+def _rows(cond: Cond | None, rows: slice) -> Cond | None:
+    return None if cond is None else {key: value[rows] for key, value in cond.items()}
 
 
 def _shorten(text: str, limit: int = 80) -> str:

@@ -78,6 +78,15 @@ def check_embedded_guidance(family: str, embedded: bool, guidance: float | None)
         )
 
 
+def check_text_encoders(freed: tuple[str, ...]) -> None:
+    """The text encoders are still there."""
+    if freed:
+        raise RuntimeError(
+            f"encode: {', '.join(freed)} were freed; encode all prompts, held-out ones too, before free_text_encoders, "
+            "or load the backbone again."
+        )
+
+
 def check_text_length(family: str, trained: int | None, length: int, reads_padding: bool) -> None:
     """Weights meet text of the padded length with which they were trained, where the network reads the padding."""
     if reads_padding and trained not in (None, length):

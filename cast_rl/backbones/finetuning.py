@@ -150,9 +150,16 @@ def load_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
 
 
 def train_weights(transformer: nn.Module, keep_reference: bool, only: Sequence[str] | None = None) -> nn.Module | None:
-    """Unfreeze all weights, or those whose names contain one of `only`; returns a frozen copy of them, or None."""
+    """Unfreeze all weights, or those whose names contain one of `only`; returns a frozen copy of the model, or None.
+
+    The copy shares the weights that stay frozen.
+    """
     if has_adapters(transformer):
         raise RuntimeError("train_weights: the transformer has LoRA adapters; load a fresh backbone.")
+    if getattr(transformer, "hf_quantizer", None) is not None:
+        raise RuntimeError(
+            "train_weights: quantized weights cannot be trained; add a LoRA, or load without quantization."
+        )
     names = [name for name, _ in transformer.named_parameters()]
     if only is not None and not only:
         raise ValueError("train_weights: only=[] would train nothing; give parts of names, or None for all weights.")
@@ -161,10 +168,12 @@ def train_weights(transformer: nn.Module, keep_reference: bool, only: Sequence[s
             parts = sorted({piece for name in names for piece in name.split(".")})
             near = difflib.get_close_matches(part, parts, n=3, cutoff=0.3)
             raise ValueError(f"no weight of {type(transformer).__name__} has {part!r} in its name; near ones: {near}.")
-    frozen_copy = copy.deepcopy(transformer).requires_grad_(False).eval() if keep_reference else None
     for name, parameter in transformer.named_parameters():
         parameter.requires_grad_(only is None or any(part in name for part in only))
-    return frozen_copy
+    if not keep_reference:
+        return None
+    shared = {id(p): p for p in transformer.parameters() if not p.requires_grad}
+    return copy.deepcopy(transformer, shared).requires_grad_(False).eval()
 
 
 def save_pipeline(pipe: DiffusionPipeline, folder: str | Path) -> None:

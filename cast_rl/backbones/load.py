@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
+from cast_rl.backbones import memory as levers
 from cast_rl.backbones.base import Backbone
 from cast_rl.backbones.flux import Flux
 from cast_rl.backbones.flux2 import Flux2, Flux2Klein
@@ -32,6 +33,7 @@ def load_backbone(
     guidance: float | None = None,
     lora: Mapping[str, Any] | None = None,
     gradient_checkpointing: bool = False,
+    memory: Mapping[str, Any] | None = None,
     **family_options: Any,
 ) -> Backbone:
     """Load a text-to-image pipeline for training.
@@ -46,6 +48,7 @@ def load_backbone(
         guidance: the pipeline's own guidance argument; None for none.
         lora: arguments of `Backbone.add_lora`, such as ``{"rank": 16, "alpha": 32}``; None adds no adapters.
         gradient_checkpointing: trade one more forward pass for the memory of the activations.
+        memory: settings that save memory, see `cast_rl.backbones.memory`.
         **family_options: ``max_sequence_length``, ``decode_batch`` and what the family takes besides.
 
     Raises:
@@ -55,24 +58,33 @@ def load_backbone(
         TypeError: an option that the family does not have.
     """
     dtype = _floating_dtype(dtype)
+    memory = levers.check_memory_settings(memory)
+    quantization = memory.get("quantization")
     if isinstance(source, DiffusionPipeline):
         family = _family(type(source).__name__)
+        if quantization is not None:
+            raise ValueError("memory.quantization takes effect on loading; give load_backbone a folder or a hub id.")
         pipe = source.to(dtype)
     else:
         index = _read_index(source)
         family = _family(index.get("_class_name"))
         _check_components(source, index)
         own = family.own_components(str(source), index)
+        config = None if quantization is None else levers.quantization_config(quantization, index)
         pipe = DiffusionPipeline.from_pretrained(
-            str(source), dtype=dtype, use_safetensors=True, **dict.fromkeys(own, None)
+            str(source), dtype=dtype, use_safetensors=True, quantization_config=config, **dict.fromkeys(own, None)
         )
         pipe.register_modules(**own)
+        levers.check_quantized(pipe, quantization or {})
     pipe.set_progress_bar_config(disable=True)
+    if (offload := memory.get("group_offload")) is not None:
+        levers.enable_group_offload(pipe, device, offload)
     backbone = family(pipe, device=device, guidance=guidance, **family_options)
     if lora is not None:
         backbone.add_lora(**lora)
     if gradient_checkpointing:
         backbone.gradient_checkpointing()
+    levers.apply_memory_levers(backbone, memory)
     return backbone
 
 
