@@ -1,4 +1,4 @@
-"""F1, F2, F9, F12, F13 and F14 on every family's own classes, at the guidance with most passes."""
+"""F1, F2, F9, F12, F13, F14 and F15 on every family's own classes, at the guidance with most passes."""
 
 import warnings
 
@@ -7,10 +7,12 @@ import torch
 from families import CASES, PLAIN
 
 from cast_rl.backbones import FAMILIES, load_backbone
+from cast_rl.ema import WeightAverage
 from cast_rl.envs import DenoisingEnv
 from cast_rl.objectives import AtomAdvantage, CASTLoss
 from cast_rl.policy import make_policy
 from cast_rl.prompt_bank import PromptBank, concatenate
+from cast_rl.saving import save_weights
 
 CLIP = 0.01
 KINDS = ["cps", "flow_sde", "dance_sde"]
@@ -117,6 +119,31 @@ def test_f14_sigmas_that_share_a_bfloat16_timestep_stay_apart(guided):
     timesteps = (sigmas[:-1] * 1000).bfloat16()
     assert len(timesteps.unique()) < len(timesteps)
     assert len(sigmas) == 401 and (sigmas.diff() < 0).all()
+
+
+@pytest.mark.parametrize("pipeline_class", FAMILIES)
+def test_f15_the_average_is_swapped_back_and_saved_under_its_own_name(tiny_folder, tmp_path, pipeline_class):
+    torch.manual_seed(0)
+    backbone, bank = with_bank(tiny_folder, pipeline_class, lora={"rank": 2, "alpha": 4})
+    average = WeightAverage(backbone, decay=0.9)
+    weights, x = backbone.trainable_parameters(), backbone.initial_latents([1, 2], 64, 64)
+    conditions = bank(torch.tensor([0, 1]))
+    with torch.no_grad():
+        for _ in range(2):  # the first step takes the weights as they are
+            for weight in weights:
+                weight.add_(torch.randn_like(weight))
+            average.step()
+        raw, velocity = [weight.clone() for weight in weights], backbone.velocity(x, 0.6, *conditions)
+        with average.averaged():
+            averaged = [weight.clone() for weight in weights]
+            assert (backbone.velocity(x, 0.6, *conditions) - velocity).abs().max() > 1e-3
+        assert all(torch.equal(a, b) for a, b in zip(weights, raw, strict=True))
+        assert torch.equal(backbone.velocity(x, 0.6, *conditions), velocity)
+    folders = save_weights(backbone, tmp_path, average=average)
+    assert [folder.name for folder in folders] == ["lora", "lora_ema"]
+    for folder, expected in zip(folders, (raw, averaged), strict=True):
+        backbone.load_lora(folder)
+        assert all(torch.equal(a, b) for a, b in zip(backbone.trainable_parameters(), expected, strict=True))
 
 
 def test_every_family_is_here():
