@@ -43,8 +43,9 @@ def _parts(backbone: Backbone, texts: Sequence[str], negative: str | None) -> It
     yield json.dumps(settings).encode()
     for name, part in sorted(backbone.pipe.components.items()):
         if name.startswith("tokenizer") and part is not None:
-            yield f"{name} {type(part).__name__} {part.padding_side} {len(part)}".encode()
-            yield json.dumps(sorted(part.get_vocab().items())).encode()
+            tokenizer = getattr(part, "tokenizer", part)  # FLUX.2's is in a processor of images and text
+            yield f"{name} {type(part).__name__} {tokenizer.padding_side} {len(tokenizer)}".encode()
+            yield json.dumps(sorted(tokenizer.get_vocab().items())).encode()
             yield str(getattr(part, "chat_template", None)).encode()
         elif name.startswith("text_encoder") and isinstance(part, nn.Module):
             config = {key: value for key, value in part.config.to_dict().items() if key != "_name_or_path"}

@@ -14,6 +14,7 @@ from transformers.processing_utils import ProcessorMixin
 
 from cast_rl.backbones import FAMILIES, Backbone, load_backbone
 from cast_rl.backbones import flux2 as flux2_module
+from cast_rl.fingerprint import encoding_fingerprint
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding_a_family.md"
 
@@ -62,7 +63,7 @@ def test_flux2_reads_text_without_torchvision(tiny_folder, shared_stock, tmp_pat
     assert torch.equal(backbone.encode(PROMPTS)["embeds"], expected)
 
 
-def test_a_processor_and_its_tokenizer_give_flux2_the_same_tokens(shared_stock):
+def test_a_processor_and_its_tokenizer_give_flux2_the_same_tokens(shared_stock, load_stock):
     class Processor(ProcessorMixin):
         """As PixtralProcessor, less the images."""
 
@@ -77,6 +78,12 @@ def test_a_processor_and_its_tokenizer_give_flux2_the_same_tokens(shared_stock):
             encode(pipe.text_encoder, t, PROMPTS, max_sequence_length=length) for t in (tokenizer, processor)
         )
         assert torch.equal(ours, theirs)
+    processed = load_stock("Flux2Pipeline")
+    processed.register_modules(tokenizer=processor)
+    backbone = load_backbone(processed, **PLAIN["Flux2Pipeline"])
+    assert len(encoding_fingerprint(backbone, PROMPTS, None)) == 64
+    with pytest.warns(UserWarning, match="keeps 64 of the"):
+        backbone.encode(["a cat " * 60])
 
 
 def test_stable_diffusion_3_may_come_without_t5(load_stock):
