@@ -80,7 +80,7 @@ def quantization_config(spec: Mapping[str, Mapping[str, Any]], index: Mapping[st
         ImportError: the backend's package is not installed.
     """
     mapping = {}
-    for name, arguments in spec.items():
+    for name, arguments in _plain(spec).items():
         key = f"memory.quantization.{name}"
         library = index[name][0] if isinstance(index.get(name), list | tuple) else None
         if library not in ("diffusers", "transformers") or "scheduler" in name or "tokenizer" in name:
