@@ -8,7 +8,7 @@ Conventions, the same for every family:
 - a conditioning is a dict of tensors, all batch first, text right-padded with a bool ``mask (B, L)``.
 
 A family subclasses `Backbone` and fills in the methods under "Each family gives"; see `stable_diffusion_3.py`, the
-shortest, and ``docs/adding_a_family.md``.
+plainest, and ``docs/adding_a_family.md``.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Flux2(Backbone):
         """
         if is_torchvision_available() or index["tokenizer"][1] != "PixtralProcessor":
             return {}
-        return {"tokenizer": AutoTokenizer.from_pretrained(source, subfolder="tokenizer")}
+        return {"tokenizer": AutoTokenizer.from_pretrained(source, subfolder="tokenizer", trust_remote_code=False)}
 
     @property
     def channels(self) -> int:
@@ -68,7 +68,8 @@ class Flux2(Backbone):
         return {"embeds": embeds}
 
     def _text_tokens(self, prompt: str) -> int:
-        from diffusers.pipelines.flux2.pipeline_flux2 import format_input  # builds a vision-language model's module
+        # Imported here, as it takes Mistral 3's classes along, for which the other families need not wait.
+        from diffusers.pipelines.flux2.pipeline_flux2 import format_input
 
         messages = format_input([prompt], system_message=self.pipe.system_message)
         tokens = self.pipe.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
