@@ -31,8 +31,8 @@ def encoding_fingerprint(backbone: Backbone, texts: Sequence[str], negative: str
         )
     if elsewhere := [name for name in backbone.on_disk if name.startswith("text_encoder")]:
         raise RuntimeError(
-            f"the weights of {', '.join(elsewhere)} are offloaded to disk, so that encodings cannot be told apart; leave "
-            "out group_offload.offload_to_disk_path, or the folder of the prompt bank"
+            f"the weights of {', '.join(elsewhere)} are offloaded to disk, so that encodings cannot be told apart; "
+            "leave out group_offload.offload_to_disk_path, or the folder of the prompt bank"
         )
     digest = hashlib.sha256()
     for part in _parts(backbone, texts, negative):

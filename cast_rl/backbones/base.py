@@ -310,7 +310,7 @@ class Backbone(ABC):
 
     def save(self, folder: str | Path) -> None:
         """Write the whole pipeline in diffusers' format, for `DiffusionPipeline.from_pretrained(folder)`."""
-        with memory.components_back(self.pipe, tuple({*self.freed_text_encoders, *self.on_disk})):
+        with memory.components_back(self.pipe, tuple(dict.fromkeys(self.freed_text_encoders + self.on_disk))):
             finetuning.save_pipeline(self.pipe, folder)
 
     def gradient_checkpointing(self, enabled: bool = True) -> None:
