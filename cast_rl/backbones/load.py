@@ -80,6 +80,8 @@ def load_backbone(
     if (offload := memory.get("group_offload")) is not None:
         levers.enable_group_offload(pipe, device, offload)
     backbone = family(pipe, device=device, guidance=guidance, **family_options)
+    if offload and offload.get("offload_to_disk_path"):
+        backbone.on_disk = tuple(offload["components"])
     if lora is not None:
         backbone.add_lora(**lora)
     if gradient_checkpointing:

@@ -80,7 +80,7 @@ def quantization_config(spec: Mapping[str, Mapping[str, Any]], index: Mapping[st
         ImportError: the backend's package is not installed.
     """
     mapping = {}
-    for name, arguments in spec.items():
+    for name, arguments in _plain(spec).items():
         key = f"memory.quantization.{name}"
         library = index[name][0] if isinstance(index.get(name), list | tuple) else None
         if library not in ("diffusers", "transformers") or "scheduler" in name or "tokenizer" in name:
@@ -128,7 +128,6 @@ def enable_group_offload(pipe: DiffusionPipeline, device: torch.device | str, sp
     """
     arguments = dict(spec)
     components = arguments.pop("components", None) or []
-    components = [components] if isinstance(components, str) else list(components)
     modules = [name for name, module in pipe.components.items() if isinstance(module, nn.Module)]
     allowed = [name for name in modules if name != "transformer"]
     if "transformer" in components:
@@ -137,7 +136,7 @@ def enable_group_offload(pipe: DiffusionPipeline, device: torch.device | str, sp
             f"pass needs them, so that gradients can be silently wrong. Offload {', '.join(allowed)}, and quantize "
             "the transformer (memory.quantization)"
         )
-    if not components or not set(components) <= set(allowed):
+    if not components or not isinstance(components, list) or not set(components) <= set(allowed):
         raise ValueError(f"memory.group_offload.components={components} must name some of {', '.join(allowed)}")
     with _named("memory.group_offload"):
         pipe.enable_group_offload(
@@ -202,27 +201,29 @@ def free_text_encoders(backbone: Backbone) -> list[str]:
 
 
 @contextmanager
-def text_encoders_back(pipe: DiffusionPipeline, names: tuple[str, ...]) -> Iterator[None]:
-    """Inside, the freed text encoders are in `pipe` again, on the CPU, read from where the pipeline was loaded from.
+def components_back(pipe: DiffusionPipeline, names: tuple[str, ...]) -> Iterator[None]:
+    """Inside, these components, freed or offloaded to disk, are whole and on the CPU, read from where `pipe` came from.
 
     Raises:
         RuntimeError: the pipeline was not loaded from a folder or the hub, or that has gone.
     """
     source = pipe.config.get("_name_or_path")
     others = {name: part for name, part in pipe.components.items() if name not in names}
+    before = {name: getattr(pipe, name) for name in names}
     if names:
         try:
             whole = type(pipe).from_pretrained(source, dtype=pipe.transformer.dtype, use_safetensors=True, **others)
         except (OSError, ValueError, TypeError) as error:
             raise RuntimeError(
-                f"{', '.join(names)} were freed and cannot be read again from {source!r}; save the transformer alone, "
-                "backbone.pipe.transformer.save_pretrained(folder), and put it into a pipeline that has them"
+                f"{', '.join(names)} were freed or offloaded to disk and cannot be read again from {source!r}; save "
+                "the transformer alone, backbone.pipe.transformer.save_pretrained(folder), and put it into a pipeline "
+                "that has them"
             ) from error
         pipe.register_modules(**{name: getattr(whole, name) for name in names})
     try:
         yield
     finally:
-        pipe.register_modules(**dict.fromkeys(names))
+        pipe.register_modules(**before)
 
 
 @contextmanager

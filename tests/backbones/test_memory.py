@@ -14,6 +14,7 @@ from transformers import BitsAndBytesConfig as TextBitsAndBytesConfig
 
 from cast_rl.backbones import free_text_encoders, load_backbone, memory
 from cast_rl.backbones.memory import check_memory_settings, quantization_config
+from cast_rl.fingerprint import encoding_fingerprint
 
 PROMPTS = ["two red cats", "a green bench and a bowl"]
 INDEX = {
@@ -156,6 +157,14 @@ def test_group_offload_of_text_encoder_and_vae_changes_no_result(qwen_folder, tm
     torch.testing.assert_close(velocity_at(backbone), velocity_at(plain), rtol=0, atol=1e-5)
     x = plain.initial_latents([3], 64, 64)
     torch.testing.assert_close(backbone.decode(x), plain.decode(x), rtol=0, atol=1e-5)
+    assert backbone.on_disk == (("text_encoder", "vae") if to_disk else ())
+    backbone.save(tmp_path / "saved")
+    again = load_backbone(tmp_path / "saved", fast_vae=False)
+    assert torch.equal(velocity_at(again), velocity_at(plain)) and torch.equal(again.decode(x), plain.decode(x))
+    assert _is_group_offload_enabled(backbone.pipe.vae)
+    if to_disk:
+        with pytest.raises(RuntimeError, match="text_encoder are offloaded to disk, so that encodings cannot be told"):
+            encoding_fingerprint(backbone, PROMPTS, None)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +173,7 @@ def test_group_offload_of_text_encoder_and_vae_changes_no_result(qwen_folder, tm
         ({"components": ["transformer"]}, "gradients can be silently wrong"),
         ({}, r"components=\[\] must name some of"),
         ({"components": ["vea"]}, r"components=\['vea'\] must name some of"),
+        ({"components": "vae"}, r"components=vae must name some of"),
         ({"components": ["vae"], "offload_type": "leaf"}, r"memory\.group_offload: .*leaf"),
         ({"components": ["vae"], "blocks": 1}, r"memory\.group_offload: .*'blocks'"),
     ],
@@ -251,7 +261,8 @@ def test_forward_batch_bounds_the_networks_batch_only_without_gradients(qwen_fol
         lambda module, args, kwargs, out: sizes.append(len(out[0])), with_kwargs=True
     )
     x, sigma = backbone.initial_latents(range(5), 64, 64), torch.linspace(0.2, 0.9, 5)
-    cond, negative = backbone.encode(PROMPTS[:1] * 5), backbone.encode([" "] * 5)
+    cond = backbone.encode(["a cat", "two red dogs", "three", "a bowl on a bench", "green"])
+    negative = backbone.encode([" "] * 5)
     with torch.no_grad():
         parts = backbone.velocity(x, sigma, cond, negative)
     assert sizes == [2, 2, 2, 2, 1, 1]
@@ -282,7 +293,9 @@ def test_freed_text_encoders_are_gone_named_and_saved_all_the_same(qwen_folder, 
 def test_text_encoders_that_cannot_be_read_again_are_named(tmp_path):
     backbone = load_backbone(qwen_image_pipeline())
     free_text_encoders(backbone)
-    with pytest.raises(RuntimeError, match="text_encoder were freed and cannot be read again from None"):
+    with pytest.raises(
+        RuntimeError, match="text_encoder were freed or offloaded to disk and cannot be read again from None"
+    ):
         backbone.save(tmp_path)
 
 
