@@ -1,9 +1,11 @@
 """An optimizer step that survives a bad batch and says how large its gradients were."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 
@@ -101,6 +103,44 @@ class GuardedStep:
                 "scale the loss up or lower eps",
                 stacklevel=3,
             )
+
+
+def backward_in_parts(
+    loss_module: Callable[[TensorDictBase], TensorDictBase], batch: TensorDictBase, part_size: int | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Backward passes through `part_size` rows of the batch at a time, whose gradients add up to the batch's.
+
+    Memory is that of one part, the gradient that of the mean over all rows: parts count by their rows. With a loss that
+    leaves rows out (a mask) the mean is over parts first, and differs if they leave out unequally many.
+
+    Args:
+        loss_module: from a batch to terms; those whose names begin with ``loss_`` are summed.
+        batch: ``(N,)``.
+        part_size: None for the whole batch at once.
+
+    Returns:
+        The loss, detached, and all terms: means over rows, or the maximum if the name begins with ``max_``.
+
+    Raises:
+        ValueError: a part size below 1.
+    """
+    if part_size is not None and part_size < 1:
+        raise ValueError(f"part_size must be at least 1, or None for the whole batch; got {part_size}")
+    shares: list[float] = []
+    parts: list[dict[str, Tensor]] = []
+    for part in batch.split(part_size or len(batch)):
+        terms = dict(loss_module(part).items())
+        share = len(part) / len(batch)
+        loss = share * sum(value for name, value in terms.items() if name.startswith("loss_"))
+        loss.backward()
+        shares.append(share)
+        parts.append({name: value.detach() for name, value in terms.items()})
+    joined = {}
+    for name in parts[0]:
+        values = torch.stack([terms[name] for terms in parts])
+        weights = torch.tensor(shares, dtype=values.dtype, device=values.device)
+        joined[name] = values.amax(0) if name.startswith("max_") else (weights * values).sum()
+    return sum(value for name, value in joined.items() if name.startswith("loss_")), joined
 
 
 def _on_all_ranks(good: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """Shared fixtures. Tests run on one thread, offline, and without the libraries' progress bars."""
 
+import functools
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -10,7 +11,7 @@ import pytest
 import torch
 import transformers
 from diffusers import DiffusionPipeline
-from tiny_pipelines import qwen_image_pipeline
+from tiny_families import TINY
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -27,16 +28,50 @@ def seeded():
 
 
 @pytest.fixture(scope="session")
-def qwen_folder(tmp_path_factory):
+def tiny_folder(tmp_path_factory):
+    """From the name of a pipeline class to a folder in diffusers' format that holds a tiny one."""
+
+    @functools.cache
+    def save(pipeline_class):
+        folder = tmp_path_factory.mktemp(pipeline_class)
+        torch.manual_seed(0)
+        TINY[pipeline_class]().save_pretrained(folder, safe_serialization=True)
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def load_stock(tiny_folder):
+    """From the name of a pipeline class, and a dtype, to the stock pipeline, freshly loaded and frozen.
+
+    It is frozen because on a CPU the kernel of a convolution depends on whether its weights require a gradient.
+    """
+
+    def load(pipeline_class, dtype=torch.float32):
+        pipe = DiffusionPipeline.from_pretrained(tiny_folder(pipeline_class), dtype=dtype)
+        pipe.set_progress_bar_config(disable=True)
+        for part in pipe.components.values():
+            if isinstance(part, torch.nn.Module):
+                part.requires_grad_(False)
+        return pipe
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def shared_stock(load_stock):
+    """The same, loaded once: for tests that only call it."""
+    return functools.cache(load_stock)
+
+
+@pytest.fixture(scope="session")
+def qwen_folder(tiny_folder):
     """A tiny Qwen-Image pipeline in diffusers' format on disk."""
-    folder = tmp_path_factory.mktemp("tiny-qwen-image")
-    qwen_image_pipeline().save_pretrained(folder, safe_serialization=True)
-    return folder
+    return tiny_folder("QwenImagePipeline")
 
 
 @pytest.fixture
-def qwen_pipe(qwen_folder):
+def qwen_pipe(load_stock):
     """The stock pipeline, freshly loaded."""
-    pipe = DiffusionPipeline.from_pretrained(qwen_folder)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return load_stock("QwenImagePipeline")

@@ -2,8 +2,9 @@ import math
 
 import pytest
 import torch
+from tensordict import TensorDict
 
-from cast_rl.optim import GuardedStep
+from cast_rl.optim import GuardedStep, backward_in_parts
 
 
 @pytest.fixture
@@ -96,3 +97,26 @@ def test_ranks_agree_whether_to_step(model, monkeypatch):
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda flag, op: flag.fill_(0))
     guard = GuardedStep(torch.optim.SGD(model.parameters(), lr=0.1))
     assert not guard.step(backward(model)).stepped
+
+
+def test_a_batch_in_parts_gives_the_gradient_and_the_terms_of_the_whole():
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 1)
+    batch = TensorDict({"x": torch.randn(7, 3)}, [7])
+
+    def loss_module(part):
+        values = layer(part["x"]).square()
+        terms = {"loss_a": values.mean(), "loss_b": 0.1 * layer(part["x"]).mean(), "max_value": values.max()}
+        return TensorDict(terms | {"figure": part["x"].mean()})
+
+    results = []
+    for part_size in (None, 7, 3, 1):
+        layer.zero_grad()
+        loss, terms = backward_in_parts(loss_module, batch, part_size)
+        assert not loss.requires_grad
+        results.append([layer.weight.grad.clone(), loss, *terms.values()])
+    for other in results[1:]:
+        for ours, theirs in zip(other, results[0], strict=True):
+            torch.testing.assert_close(ours, theirs)
+    with pytest.raises(ValueError, match="part_size must be at least 1"):
+        backward_in_parts(loss_module, batch, 0)

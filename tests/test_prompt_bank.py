@@ -2,11 +2,15 @@
 
 import copy
 import pickle
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
-from cast_rl.backbones import load_backbone
+from cast_rl.backbones import free_text_encoders, load_backbone
+from cast_rl.fingerprint import encoding_fingerprint
+from cast_rl.miniature import GENERATOR
 from cast_rl.prompt_bank import PromptBank
 
 TEXTS = ["a cat", "A cat", "a photo of two red cats left of a blue dog and a bowl", "a green bench", "a cat"]
@@ -92,3 +96,59 @@ def test_bad_tables_are_named(backbone):
         PromptBank(rows, rows, TEXTS)
     with pytest.raises(ValueError, match="no prompts"):
         PromptBank.encode(backbone, [])
+
+
+def test_a_bank_on_disk_gives_the_same_rows_and_maps_its_file(backbone, bank, tmp_path):
+    stored = PromptBank.encode(backbone, TEXTS, batch_size=2, folder=tmp_path / "bank")
+    path, ids = stored._table.path, torch.tensor([3, 0, 4])
+    assert stored.texts == bank.texts and [p.name for p in path.parent.iterdir()] == [path.name]
+    for ours, theirs in zip(stored(ids), bank(ids), strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) and ours[key].dtype == theirs[key].dtype for key in ours)
+    assert str(path) in Path("/proc/self/maps").read_text()
+    pickled = pickle.dumps(stored)
+    assert len(pickled) < 1500 < len(pickle.dumps(bank))
+    elsewhere = pickle.loads(pickled)
+    assert torch.equal(elsewhere(ids)[0]["embeds"], bank(ids)[0]["embeds"])
+    assert torch.equal(copy.deepcopy(stored)(ids)[1]["embeds"], bank(ids)[1]["embeds"])
+
+
+def test_a_second_run_reads_the_file_and_encodes_nothing(backbone, tmp_path, monkeypatch):
+    PromptBank.encode(backbone, TEXTS, folder=tmp_path)
+    monkeypatch.setattr(backbone, "encode", lambda prompts: pytest.fail("encoded again"))
+    assert PromptBank.encode(backbone, TEXTS, folder=tmp_path).texts == tuple(TEXTS)
+
+
+def test_whatever_encodings_depend_on_is_in_the_fingerprint(qwen_folder, backbone, tmp_path):
+    known = encoding_fingerprint(backbone, TEXTS, " ")
+    moved = tmp_path / "moved"
+    shutil.copytree(qwen_folder, moved)
+    same = load_backbone(moved, guidance=7.0)
+    same.add_lora(rank=2)
+    assert encoding_fingerprint(same, TEXTS, " ") == known, "neither place, adapters nor strength of guidance matter"
+
+    others = [encoding_fingerprint(backbone, TEXTS, ""), encoding_fingerprint(backbone, TEXTS[:-1], " ")]
+    others.append(encoding_fingerprint(load_backbone(qwen_folder, max_sequence_length=8), TEXTS, " "))
+    others.append(encoding_fingerprint(load_backbone(qwen_folder, dtype="bfloat16"), TEXTS, " "))
+    with torch.no_grad():
+        list(same.pipe.text_encoder.parameters())[-1].mul_(1.001)
+    others.append(encoding_fingerprint(same, TEXTS, " "))
+    assert len({known, *others}) == 1 + len(others)
+    free_text_encoders(same)
+    with pytest.raises(RuntimeError, match="text_encoder were freed, so that encodings cannot be told apart"):
+        encoding_fingerprint(same, TEXTS, " ")
+
+
+def test_files_that_are_no_such_bank_are_named(backbone, bank, tmp_path):
+    path = tmp_path / "bank.safetensors"
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        PromptBank.open(path)
+    bank.save(path, fingerprint="abc")
+    assert PromptBank.open(path).texts == bank.texts
+    with pytest.raises(ValueError, match="other prompts, encoders or settings .*'abc', not 'abd'"):
+        PromptBank.open(path, fingerprint="abd")
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ValueError, match="no safetensors file"):
+        PromptBank.open(path)
+    with pytest.raises(ValueError, match="names no texts"):
+        PromptBank.open(next(Path(GENERATOR).rglob("*.safetensors")))

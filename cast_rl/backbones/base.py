@@ -7,14 +7,16 @@ Conventions, the same for every family:
 - the velocity is ``dx/dsigma = eps - x0``;
 - a conditioning is a dict of tensors, all batch first, text right-padded with a bool ``mask (B, L)``.
 
-A family subclasses `Backbone` and fills in the methods under "Each family gives"; see `qwen_image.py`.
+A family subclasses `Backbone` and fills in the methods under "Each family gives"; see `stable_diffusion_3.py`, the
+plainest, and ``docs/adding_a_family.md``.
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +25,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from cast_rl.backbones import checks, finetuning
+from cast_rl.backbones import checks, finetuning, memory
 
 Cond = dict[str, Tensor]
 
@@ -35,12 +37,15 @@ class Backbone(ABC):
         pipe: the loaded pipeline; its modules are frozen and put into eval mode.
         device: where inputs and results live; the pipeline's modules are moved there.
         guidance: the pipeline's own guidance argument, None for none.
-        max_sequence_length: text tokens kept per prompt, as the pipeline's argument of that name.
+        max_sequence_length: text tokens kept per prompt, as the pipeline's argument of that name; its default if None.
         decode_batch: latents decoded at a time, which bounds the memory of `decode`.
 
     Attributes:
         transformer: the network that is trained. It may be replaced by a wrapper (DDP, a compiled module).
         vae, pipe, guidance, device, dtype: dtype is the one in which the transformer computes.
+        forward_batch: without gradients, at most this many latents pass through the network at a time; None for all.
+        freed_text_encoders: names of those that `memory.free_text_encoders` dropped.
+        on_disk: names of the components whose weights are offloaded to disk.
 
     Raises:
         ValueError: the pipeline's scheduler is not a deterministic flow-matching Euler scheduler.
@@ -48,6 +53,8 @@ class Backbone(ABC):
 
     family: ClassVar[str]
     pipeline_classes: ClassVar[tuple[str, ...]]
+    # Whether the network also reads the padding of the text, so that its velocity depends on `max_sequence_length`.
+    reads_padding: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -55,12 +62,13 @@ class Backbone(ABC):
         *,
         device: torch.device | str = "cpu",
         guidance: float | None = None,
-        max_sequence_length: int = 512,
+        max_sequence_length: int | None = None,
         decode_batch: int = 16,
     ):
         checks.check_scheduler(pipe.scheduler)
-        if decode_batch < 1:
-            raise ValueError(f"decode_batch must be at least 1, got {decode_batch}.")
+        if max_sequence_length is None:
+            max_sequence_length = inspect.signature(type(pipe).__call__).parameters["max_sequence_length"].default
+        checks.check_at_least_one(decode_batch=decode_batch, max_sequence_length=max_sequence_length)
         self.device = torch.device(device)
         self.pipe = pipe.to(self.device)
         for module in pipe.components.values():
@@ -75,6 +83,9 @@ class Backbone(ABC):
         self._frozen_copy: nn.Module | None = None
         self._in_reference = False
         self._warned_truncated: set[str] = set()
+        self.forward_batch: int | None = None
+        self.freed_text_encoders: tuple[str, ...] = ()
+        self.on_disk: tuple[str, ...] = ()
 
     # Each family gives the following.
 
@@ -130,6 +141,23 @@ class Backbone(ABC):
     def lora_targets(self) -> list[str]:
         """Exact names of the Linear layers to adapt by default, each of which receives a gradient."""
 
+    # A few families also change the following.
+
+    @classmethod
+    def own_components(cls, source: str, index: Mapping[str, Any]) -> dict[str, Any]:
+        """Components of the pipeline at `source` that the family loads itself, by name in ``model_index.json``."""
+        return {}
+
+    @property
+    def text_limit(self) -> int:
+        """Tokens of a prompt that are kept, as `_text_tokens` counts them."""
+        return self.max_sequence_length
+
+    @property
+    def guidance_setting(self) -> str:
+        """The guidance that decides whether there is a negative pass, as messages put it."""
+        return f"guidance={self.guidance}"
+
     # What follows is the same for all of them.
 
     @torch.no_grad()
@@ -143,17 +171,18 @@ class Backbone(ABC):
         prompts = list(prompts)
         if not prompts:
             raise ValueError("encode got no prompts.")
+        checks.check_text_encoders(self.freed_text_encoders)
         for prompt in prompts:
             self._warn_if_truncated(prompt)
         return self._encode(prompts)
 
     def _warn_if_truncated(self, prompt: str) -> None:
         tokens = self._text_tokens(prompt)
-        if tokens <= self.max_sequence_length or prompt in self._warned_truncated:
+        if tokens <= self.text_limit or prompt in self._warned_truncated:
             return
         self._warned_truncated.add(prompt)
         warnings.warn(
-            f"the text encoder keeps {self.max_sequence_length} of the {tokens} tokens of the prompt "
+            f"the text encoder keeps {self.text_limit} of the {tokens} tokens of the prompt "
             f"{_shorten(prompt)!r}; raise max_sequence_length or shorten it.",
             stacklevel=3,
         )
@@ -196,8 +225,11 @@ class Backbone(ABC):
             ValueError: batch sizes differ, or `negative` and `guidance` do not go together.
         """
         checks.check_rows(x, cond=cond, negative=negative)
-        checks.check_negative(self.guidance, self.uses_negative, negative is not None)
+        checks.check_negative(self.guidance_setting, self.uses_negative, negative is not None)
         sigma = torch.as_tensor(sigma, dtype=torch.float32, device=x.device).reshape(-1).expand(len(x))
+        if self.forward_batch and len(x) > self.forward_batch and not torch.is_grad_enabled():
+            rows = [slice(i, i + self.forward_batch) for i in range(0, len(x), self.forward_batch)]
+            return torch.cat([self.velocity(x[r], sigma[r], _rows(cond, r), _rows(negative, r)) for r in rows])
         use_copy = self._in_reference and self._frozen_copy is not None
         network = self._frozen_copy if use_copy else self.transformer
         latents = x.to(self.dtype)
@@ -247,14 +279,19 @@ class Backbone(ABC):
 
     def save_lora(self, folder: str | Path) -> None:
         """Write ``pytorch_lora_weights.safetensors``, alpha included, for `pipeline.load_lora_weights`."""
-        finetuning.save_lora(self.pipe, folder)
+        finetuning.save_lora(self.pipe, folder, self.max_sequence_length)
 
     def load_lora(self, folder: str | Path) -> None:
         """Load a saved LoRA as trainable float32 adapters, in place of those there are.
 
         Raises:
             FileNotFoundError: the folder holds no LoRA.
+            ValueError: it belongs to another model, or was trained with text padded to another length, which the
+                network reads.
         """
+        checks.check_text_length(
+            self.family, finetuning.recorded_text_length(folder), self.max_sequence_length, self.reads_padding
+        )
         finetuning.load_lora(self.pipe, folder)
 
     def train_weights(self, keep_reference: bool, only: Sequence[str] | None = None) -> None:
@@ -273,7 +310,8 @@ class Backbone(ABC):
 
     def save(self, folder: str | Path) -> None:
         """Write the whole pipeline in diffusers' format, for `DiffusionPipeline.from_pretrained(folder)`."""
-        finetuning.save_pipeline(self.pipe, folder)
+        with memory.components_back(self.pipe, tuple(dict.fromkeys(self.freed_text_encoders + self.on_disk))):
+            finetuning.save_pipeline(self.pipe, folder)
 
     def gradient_checkpointing(self, enabled: bool = True) -> None:
         """Recompute activations in the backward pass: less memory for one more forward pass."""
@@ -285,6 +323,10 @@ class Backbone(ABC):
     def trainable_parameters(self) -> list[nn.Parameter]:
         """The weights that an optimizer should hold."""
         return [p for p in self.transformer.parameters() if p.requires_grad]
+
+
+def _rows(cond: Cond | None, rows: slice) -> Cond | None:
+    return None if cond is None else {key: value[rows] for key, value in cond.items()}
 
 
 def _shorten(text: str, limit: int = 80) -> str:

@@ -20,6 +20,13 @@ def check_scheduler(scheduler: Any) -> None:
             raise ValueError(f"the scheduler's config has {key}=True, which is not supported; turn it off.")
 
 
+def check_at_least_one(**counts: int) -> None:
+    """Counts are positive."""
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+
+
 def check_size(family: str, multiple: int, **pixels: int) -> None:
     """Image sizes fit the latent grid; the pipelines themselves would quietly round them down."""
     for name, value in pixels.items():
@@ -42,15 +49,48 @@ def check_rows(latents: Tensor, **conditionings: dict[str, Tensor] | None) -> No
                 )
 
 
-def check_negative(guidance: float | None, needed: bool, given: bool) -> None:
-    """A negative conditioning is there exactly when the guidance uses one."""
+def check_negative(setting: str, needed: bool, given: bool) -> None:
+    """A negative conditioning is there exactly when the guidance, put as ``name=value``, uses one."""
+    name = setting.split("=")[0]
     if needed and not given:
         raise ValueError(
-            f"velocity: guidance={guidance} needs a negative conditioning, which is missing; encode one with "
-            "PromptBank.encode(..., negative=' ') or load the backbone with guidance=None."
+            f"velocity: {setting} needs a negative conditioning, which is missing; encode one with "
+            f"PromptBank.encode(..., negative=' ') or load the backbone with {name}=None."
         )
     if given and not needed:
         raise ValueError(
-            f"velocity: a negative conditioning was given, but guidance={guidance} does not use one; pass "
-            "negative=None or load the backbone with a guidance above 1."
+            f"velocity: a negative conditioning was given, but {setting} does not use one; pass negative=None or "
+            f"load the backbone with a higher {name}."
+        )
+
+
+def check_embedded_guidance(family: str, embedded: bool, guidance: float | None) -> None:
+    """A network that takes the guidance as an input is given one, and one that does not is not."""
+    if embedded and guidance is None:
+        raise ValueError(
+            f"this {family} takes its guidance as an input of the network, and guidance=None is none; give the "
+            "pipeline's guidance_scale, for example guidance=3.5."
+        )
+    if not embedded and guidance is not None:
+        raise ValueError(
+            f"this {family} is distilled to sample without guidance, and guidance={guidance} would be ignored; "
+            "load it with guidance=None."
+        )
+
+
+def check_text_encoders(freed: tuple[str, ...]) -> None:
+    """The text encoders are still there."""
+    if freed:
+        raise RuntimeError(
+            f"encode: {', '.join(freed)} were freed; encode all prompts, held-out ones too, before free_text_encoders, "
+            "or load the backbone again."
+        )
+
+
+def check_text_length(family: str, trained: int | None, length: int, reads_padding: bool) -> None:
+    """Weights meet text of the padded length with which they were trained, where the network reads the padding."""
+    if reads_padding and trained not in (None, length):
+        raise ValueError(
+            f"load_lora: this LoRA was trained with text padded to {trained} tokens, and the backbone pads to "
+            f"{length}, which {family} reads; load the backbone with max_sequence_length={trained}."
         )

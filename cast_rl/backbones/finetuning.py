@@ -13,11 +13,15 @@ from diffusers import DiffusionPipeline
 from diffusers.training_utils import _collate_lora_metadata, cast_training_params
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 # PEFT's own default, and the only name that diffusers' metadata helper looks up.
 ADAPTER = "default"
 LORA_FILE = "pytorch_lora_weights.safetensors"
+# In the metadata of that file.
+TEXT_LENGTH = "max_sequence_length"
 
 
 def _adapter_layers(module: nn.Module) -> list[BaseTunerLayer]:
@@ -49,19 +53,24 @@ def adapters_off(module: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(required)
 
 
-def check_targets(transformer: nn.Module, targets: Sequence[str]) -> None:
-    """Every target is the name of a Linear layer, or the dotted end of some; otherwise a ValueError names it.
+def linears(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
+    """Exact names of the Linear layers that `targets` name, in full or by their dotted ends.
 
-    PEFT by itself only complains when not one of the targets is found.
+    PEFT by itself complains only when not one of the targets is found, and fails where the end of a name, such as
+    FLUX.2's ``attn.to_out``, is a Linear layer in some blocks and a list of layers in others.
+
+    Raises:
+        ValueError: a target that names none.
     """
-    linears = [name for name, layer in transformer.named_modules() if isinstance(layer, nn.Linear)]
-    endings = {name.split(".", cut)[-1] for name in linears for cut in range(name.count(".") + 1)}
+    names = [name for name, layer in transformer.named_modules() if isinstance(layer, nn.Linear)]
+    endings = {name.split(".", cut)[-1] for name in names for cut in range(name.count(".") + 1)}
     for target in targets:
         if target not in endings:
             near = difflib.get_close_matches(target, sorted(endings), n=3, cutoff=0.3)
             raise ValueError(
                 f"LoRA target {target!r} names no Linear layer of {type(transformer).__name__}; near ones: {near}."
             )
+    return [name for name in names if any(f".{name}".endswith(f".{target}") for target in targets)]
 
 
 def add_lora(transformer: nn.Module, rank: int, alpha: float | None, targets: Sequence[str]) -> None:
@@ -70,9 +79,9 @@ def add_lora(transformer: nn.Module, rank: int, alpha: float | None, targets: Se
         raise ValueError(f"LoRA rank must be at least 1, got {rank}.")
     if has_adapters(transformer):
         raise RuntimeError("add_lora: the transformer has adapters already; load a fresh backbone.")
-    check_targets(transformer, targets)
+    names = linears(transformer, targets)
     transformer.requires_grad_(False)
-    config = LoraConfig(r=rank, lora_alpha=rank if alpha is None else alpha, target_modules=list(targets))
+    config = LoraConfig(r=rank, lora_alpha=rank if alpha is None else alpha, target_modules=names)
     transformer.add_adapter(config, adapter_name=ADAPTER)
     _make_trainable(transformer)
 
@@ -85,8 +94,11 @@ def _make_trainable(transformer: nn.Module) -> None:
     transformer.eval()
 
 
-def save_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
-    """Save through the pipeline's own `save_lora_weights`, with the metadata that carries alpha."""
+def save_lora(pipe: DiffusionPipeline, folder: str | Path, text_length: int) -> None:
+    """Save through the pipeline's own `save_lora_weights`, with the metadata that carries alpha.
+
+    `text_length`, the tokens to which prompts were padded, is recorded beside it.
+    """
     if not has_adapters(pipe.transformer):
         raise RuntimeError("save_lora: the transformer has no adapters; call add_lora first, or use save.")
     pipe.save_lora_weights(
@@ -94,6 +106,27 @@ def save_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
         transformer_lora_layers=get_peft_model_state_dict(pipe.transformer, adapter_name=ADAPTER),
         **_collate_lora_metadata({"transformer": pipe.transformer}),
     )
+    path = Path(folder) / LORA_FILE
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() | {TEXT_LENGTH: str(text_length)}
+        weights = {key: file.get_tensor(key) for key in file.keys()}
+    save_file(weights, path, metadata)
+
+
+def recorded_text_length(folder: str | Path) -> int | None:
+    """The text length with which a LoRA was trained; None if it was saved by something else.
+
+    Raises:
+        FileNotFoundError: the folder holds no LoRA.
+    """
+    path = Path(folder) / LORA_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"load_lora: no {LORA_FILE} in {Path(folder).resolve()}; give the folder that save_lora wrote."
+        )
+    with safe_open(path, framework="pt") as file:
+        length = (file.metadata() or {}).get(TEXT_LENGTH)
+    return None if length is None else int(length)
 
 
 def load_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
@@ -102,10 +135,6 @@ def load_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
     That loader rounds the adapters to the dtype of the base, so the saved values are set once more after the
     cast; without it a bfloat16 run would not resume where it stopped.
     """
-    if not (Path(folder) / LORA_FILE).is_file():
-        raise FileNotFoundError(
-            f"load_lora: no {LORA_FILE} in {Path(folder).resolve()}; give the folder that save_lora wrote."
-        )
     if has_adapters(pipe.transformer):
         pipe.unload_lora_weights()
     pipe.load_lora_weights(str(folder), weight_name=LORA_FILE, adapter_name=ADAPTER)
@@ -121,9 +150,16 @@ def load_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:
 
 
 def train_weights(transformer: nn.Module, keep_reference: bool, only: Sequence[str] | None = None) -> nn.Module | None:
-    """Unfreeze all weights, or those whose names contain one of `only`; returns a frozen copy of them, or None."""
+    """Unfreeze all weights, or those whose names contain one of `only`; returns a frozen copy of the model, or None.
+
+    The copy shares the weights that stay frozen.
+    """
     if has_adapters(transformer):
         raise RuntimeError("train_weights: the transformer has LoRA adapters; load a fresh backbone.")
+    if getattr(transformer, "hf_quantizer", None) is not None:
+        raise RuntimeError(
+            "train_weights: quantized weights cannot be trained; add a LoRA, or load without quantization."
+        )
     names = [name for name, _ in transformer.named_parameters()]
     if only is not None and not only:
         raise ValueError("train_weights: only=[] would train nothing; give parts of names, or None for all weights.")
@@ -132,10 +168,12 @@ def train_weights(transformer: nn.Module, keep_reference: bool, only: Sequence[s
             parts = sorted({piece for name in names for piece in name.split(".")})
             near = difflib.get_close_matches(part, parts, n=3, cutoff=0.3)
             raise ValueError(f"no weight of {type(transformer).__name__} has {part!r} in its name; near ones: {near}.")
-    frozen_copy = copy.deepcopy(transformer).requires_grad_(False).eval() if keep_reference else None
     for name, parameter in transformer.named_parameters():
         parameter.requires_grad_(only is None or any(part in name for part in only))
-    return frozen_copy
+    if not keep_reference:
+        return None
+    shared = {id(p): p for p in transformer.parameters() if not p.requires_grad}
+    return copy.deepcopy(transformer, shared).requires_grad_(False).eval()
 
 
 def save_pipeline(pipe: DiffusionPipeline, folder: str | Path) -> None:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
 
+from cast_rl.backbones import memory as levers
 from cast_rl.backbones.base import Backbone
+from cast_rl.backbones.flux import Flux
+from cast_rl.backbones.flux2 import Flux2, Flux2Klein
 from cast_rl.backbones.qwen_image import QwenImage
+from cast_rl.backbones.stable_diffusion_3 import StableDiffusion3
+from cast_rl.backbones.z_image import ZImage
 
-# One entry per supported pipeline class. A new family is a file beside qwen_image.py and an import here.
-FAMILIES: dict[str, type[Backbone]] = {name: family for family in (QwenImage,) for name in family.pipeline_classes}
+# One entry per supported pipeline class. A new family is a file beside these and a name here.
+FAMILIES: dict[str, type[Backbone]] = {
+    name: family
+    for family in (Flux2, Flux2Klein, QwenImage, StableDiffusion3, Flux, ZImage)
+    for name in family.pipeline_classes
+}
 
 
 def load_backbone(
@@ -21,7 +31,9 @@ def load_backbone(
     dtype: torch.dtype | str = torch.float32,
     device: torch.device | str = "cpu",
     guidance: float | None = None,
+    lora: Mapping[str, Any] | None = None,
     gradient_checkpointing: bool = False,
+    memory: Mapping[str, Any] | None = None,
     **family_options: Any,
 ) -> Backbone:
     """Load a text-to-image pipeline for training.
@@ -34,27 +46,47 @@ def load_backbone(
         dtype: of all components, as ``torch.bfloat16`` or ``"bfloat16"``.
         device: where they go.
         guidance: the pipeline's own guidance argument; None for none.
+        lora: arguments of `Backbone.add_lora`, such as ``{"rank": 16, "alpha": 32}``; None adds no adapters.
         gradient_checkpointing: trade one more forward pass for the memory of the activations.
+        memory: settings that save memory, see `cast_rl.backbones.memory`.
         **family_options: ``max_sequence_length``, ``decode_batch`` and what the family takes besides.
 
     Raises:
         FileNotFoundError: `source` is neither a pipeline folder nor a hub id that can be reached.
-        ValueError: the pipeline class has no backbone, or `dtype` is not a floating point type.
+        ValueError: the pipeline class has no backbone, `dtype` is not a floating point type, or the family refuses
+            the guidance.
         TypeError: an option that the family does not have.
     """
     dtype = _floating_dtype(dtype)
+    memory = levers.check_memory_settings(memory)
+    quantization = memory.get("quantization")
     if isinstance(source, DiffusionPipeline):
         family = _family(type(source).__name__)
+        if quantization is not None:
+            raise ValueError("memory.quantization takes effect on loading; give load_backbone a folder or a hub id.")
         pipe = source.to(dtype)
     else:
         index = _read_index(source)
         family = _family(index.get("_class_name"))
         _check_components(source, index)
-        pipe = DiffusionPipeline.from_pretrained(str(source), dtype=dtype, use_safetensors=True)
+        own = family.own_components(str(source), index)
+        config = None if quantization is None else levers.quantization_config(quantization, index)
+        pipe = DiffusionPipeline.from_pretrained(
+            str(source), dtype=dtype, use_safetensors=True, quantization_config=config, **dict.fromkeys(own, None)
+        )
+        pipe.register_modules(**own)
+        levers.check_quantized(pipe, quantization or {})
     pipe.set_progress_bar_config(disable=True)
+    if (offload := memory.get("group_offload")) is not None:
+        levers.enable_group_offload(pipe, device, offload)
     backbone = family(pipe, device=device, guidance=guidance, **family_options)
+    if offload and offload.get("offload_to_disk_path"):
+        backbone.on_disk = tuple(offload["components"])
+    if lora is not None:
+        backbone.add_lora(**lora)
     if gradient_checkpointing:
         backbone.gradient_checkpointing()
+    levers.apply_memory_levers(backbone, memory)
     return backbone
 
 
@@ -69,7 +101,7 @@ def _family(pipeline_class: Any) -> type[Backbone]:
     if not isinstance(pipeline_class, str) or pipeline_class not in FAMILIES:
         raise ValueError(
             f"no backbone for the pipeline class {pipeline_class!r}; supported: {', '.join(FAMILIES)}. "
-            "To add one, read cast_rl/backbones/qwen_image.py, write its like and list it in load.py there."
+            "To add one, read cast_rl/backbones/stable_diffusion_3.py and docs/adding_a_family.md."
         )
     return FAMILIES[pipeline_class]
 

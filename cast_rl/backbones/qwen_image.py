@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline
-from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 from torch import Tensor, nn
 
 from cast_rl.backbones.base import Backbone, Cond
+from cast_rl.backbones.latents import pack, unpack
+from cast_rl.backbones.schedule import resolution_shift
 from cast_rl.backbones.single_frame import single_frame_vae
 
 
@@ -68,14 +69,7 @@ class QwenImage(Backbone):
 
     def _schedule(self, steps: int, height: int, width: int) -> dict[str, Any]:
         tokens = (height // self.pixel_multiple) * (width // self.pixel_multiple)
-        config = self.pipe.scheduler.config
-        shift = calculate_shift(
-            tokens,
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
+        shift = resolution_shift(self.pipe.scheduler.config, tokens)
         return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": shift}
 
     def _predict(self, network: nn.Module, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
@@ -118,16 +112,3 @@ class QwenImage(Backbone):
             for block in range(last + 1)
             for layer in image + text_for_image + (text if block < last else [])
         ]
-
-
-def pack(x: Tensor) -> Tensor:
-    """(B, C, h, w) -> (B, h/2 * w/2, 4C): one token per 2x2 positions, channels ordered (c, dy, dx)."""
-    b, c, h, w = x.shape
-    patches = x.reshape(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5)
-    return patches.reshape(b, (h // 2) * (w // 2), 4 * c)
-
-
-def unpack(tokens: Tensor, h: int, w: int) -> Tensor:
-    """Inverse of `pack`: (B, h/2 * w/2, 4C) -> (B, C, h, w)."""
-    b, _, c = tokens.shape
-    return tokens.reshape(b, h // 2, w // 2, c // 4, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(b, c // 4, h, w)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, FluxPipeline
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, FluxImg2ImgPipeline
 
 from cast_rl.backbones import FAMILIES, load_backbone
 
@@ -46,11 +46,13 @@ def test_every_component_takes_the_dtype(qwen_folder, qwen_pipe, dtype):
 
 
 def test_an_unsupported_class_names_the_supported_ones_and_the_file_to_read(qwen_folder, tmp_path):
-    expected = "'SomePipeline'; supported: .*QwenImagePipeline.*read cast_rl/backbones/qwen_image.py"
+    expected = (
+        "'SomePipeline'; supported: Flux2Pipeline, .*ZImagePipeline.* read cast_rl/backbones/stable_diffusion_3.py"
+    )
     with pytest.raises(ValueError, match=expected):
         load_backbone(with_index(qwen_folder, tmp_path / "other", _class_name="SomePipeline"))
-    with pytest.raises(ValueError, match=r"'FluxPipeline'; supported"):
-        load_backbone(FluxPipeline.__new__(FluxPipeline))
+    with pytest.raises(ValueError, match=r"'FluxImg2ImgPipeline'; supported"):
+        load_backbone(FluxImg2ImgPipeline.__new__(FluxImg2ImgPipeline))
 
 
 def test_code_that_comes_with_a_checkpoint_is_not_run(qwen_folder, tmp_path):

@@ -1,0 +1,251 @@
+"""Levers that trade time or precision for memory, each a setting that calls the library's own function.
+
+| setting | calls |
+|---|---|
+| `quantization` | `diffusers.PipelineQuantizationConfig`, when the pipeline is loaded |
+| `group_offload` | ``pipe.enable_group_offload``, for the components named |
+| `gradient_checkpointing` | ``transformer.enable_gradient_checkpointing`` |
+| `attention_backend` | ``transformer.set_attention_backend`` |
+| `context_parallel` | ``transformer.enable_parallelism(config=ContextParallelConfig(...))`` |
+| `compile_repeated_blocks` | ``transformer.compile_repeated_blocks`` |
+| `vae_slicing`, `vae_tiling` | ``vae.enable_slicing``, ``vae.enable_tiling`` |
+| `forward_batch` | sets `Backbone.forward_batch` |
+| `free_text_encoders`, `prompt_bank` | for the caller: `free_text_encoders`, `PromptBank.encode` with a folder |
+
+`load_backbone(..., memory=settings)` applies all but the last row.
+"""
+
+from __future__ import annotations
+
+import difflib
+import gc
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from diffusers import ContextParallelConfig, DiffusionPipeline, PipelineQuantizationConfig
+from diffusers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as DIFFUSERS_CONFIGS
+from torch import nn
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as TRANSFORMERS_CONFIGS
+
+if TYPE_CHECKING:
+    from cast_rl.backbones.base import Backbone
+
+SWITCHES = ("gradient_checkpointing", "vae_slicing", "free_text_encoders")
+SETTINGS = (
+    *("quantization", "group_offload", "attention_backend", "context_parallel", "compile_repeated_blocks"),
+    *("vae_tiling", "forward_batch", "prompt_bank", *SWITCHES),
+)
+
+
+def check_memory_settings(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Those settings that are on, as plain data; None, False and an absent key are off.
+
+    Raises:
+        ValueError: an unknown setting, or one whose value is of the wrong kind; all are named at once.
+    """
+    settings, wrong = _plain(settings or {}), []
+    for key, value in settings.items():
+        if key not in SETTINGS:
+            wrong.append(f"memory.{key} is unknown{_nearest(key, SETTINGS)}; there are {', '.join(sorted(SETTINGS))}")
+        elif value is None or value is False:
+            continue
+        elif key in SWITCHES and value is not True:
+            wrong.append(f"memory.{key}={value!r} must be true or false")
+        elif key in ("quantization", "group_offload", "context_parallel") and not isinstance(value, dict):
+            wrong.append(f"memory.{key}={value!r} must be a mapping, see docs/memory.md")
+        elif key in ("vae_tiling", "compile_repeated_blocks") and value is not True and not isinstance(value, dict):
+            wrong.append(f"memory.{key}={value!r} must be true, false or a mapping of its function's arguments")
+        elif key in ("attention_backend", "prompt_bank") and not isinstance(value, str):
+            wrong.append(f"memory.{key}={value!r} must be a string")
+        elif key == "forward_batch" and (type(value) is not int or value < 1):
+            wrong.append(f"memory.forward_batch={value!r} must be a whole number of at least 1")
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return {key: value for key, value in settings.items() if value is not None and value is not False}
+
+
+def quantization_config(spec: Mapping[str, Mapping[str, Any]], index: Mapping[str, Any]) -> PipelineQuantizationConfig:
+    """`memory.quantization` as diffusers' ``quantization_config``, one entry per component.
+
+    Args:
+        spec: component to the arguments of its library's quantization config plus ``backend``, such as
+            ``{"transformer": {"backend": "bitsandbytes_4bit", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}``.
+        index: the contents of ``model_index.json``, which says what library a component comes from.
+
+    Raises:
+        ValueError: a component, backend or argument that does not exist.
+        ImportError: the backend's package is not installed.
+    """
+    mapping = {}
+    for name, arguments in _plain(spec).items():
+        key = f"memory.quantization.{name}"
+        library = index[name][0] if isinstance(index.get(name), list | tuple) else None
+        if library not in ("diffusers", "transformers") or "scheduler" in name or "tokenizer" in name:
+            models = [n for n, v in index.items() if isinstance(v, list | tuple) and n.startswith(("tr", "text", "va"))]
+            raise ValueError(f"{key}: the pipeline has no such model; it has {', '.join(models)}")
+        configs = DIFFUSERS_CONFIGS if library == "diffusers" else TRANSFORMERS_CONFIGS
+        backend = arguments.get("backend") if isinstance(arguments, Mapping) else arguments
+        if not isinstance(arguments, Mapping) or backend not in configs:
+            raise ValueError(f"{key}.backend={backend!r} is none of {library}'s: {', '.join(sorted(configs))}")
+        arguments = {k: v for k, v in arguments.items() if k != "backend"}
+        config = configs[backend]
+        # bitsandbytes' config drops what it does not know.
+        known = set(inspect.signature(config.__init__).parameters) - {"self", "kwargs"}
+        for argument in arguments:
+            if argument not in known:
+                near = _nearest(argument, sorted(known))
+                raise ValueError(f"{key}.{argument} is no argument of {config.__name__}{near}; {sorted(known)} are")
+        with _named(key):
+            mapping[name] = config.from_dict(arguments)
+    return PipelineQuantizationConfig(quant_mapping=mapping)
+
+
+def check_quantized(pipe: DiffusionPipeline, spec: Mapping[str, Any]) -> None:
+    """Refuse a component that was to be quantized and is not, e.g. for want of ``load_in_4bit``."""
+    for name in spec:
+        if getattr(getattr(pipe, name), "hf_quantizer", None) is None:
+            raise ValueError(
+                f"memory.quantization.{name}={dict(spec[name])} left {type(getattr(pipe, name)).__name__} as it was; "
+                "bitsandbytes needs load_in_4bit or load_in_8bit"
+            )
+
+
+def enable_group_offload(pipe: DiffusionPipeline, device: torch.device | str, spec: Mapping[str, Any]) -> None:
+    """`memory.group_offload`: keep `components` off `device`, their layers move there when they compute.
+
+    Call it before the pipeline is moved to `device`. The transformer is refused: its weights would have left the
+    device between the forward pass and the backward pass, which then reads what has taken their place.
+
+    Args:
+        spec: ``components``, a list of their names, and arguments of ``pipe.enable_group_offload``, such as
+            ``offload_type="leaf_level"`` or ``use_stream=True``.
+
+    Raises:
+        ValueError: no components, one that is not there, or the transformer; or what the library refuses.
+    """
+    arguments = dict(spec)
+    components = arguments.pop("components", None) or []
+    modules = [name for name, module in pipe.components.items() if isinstance(module, nn.Module)]
+    allowed = [name for name in modules if name != "transformer"]
+    if "transformer" in components:
+        raise ValueError(
+            "memory.group_offload.components has the transformer, whose weights leave the device before the backward "
+            f"pass needs them, so that gradients can be silently wrong. Offload {', '.join(allowed)}, and quantize "
+            "the transformer (memory.quantization)"
+        )
+    if not components or not isinstance(components, list) or not set(components) <= set(allowed):
+        raise ValueError(f"memory.group_offload.components={components} must name some of {', '.join(allowed)}")
+    with _named("memory.group_offload"):
+        pipe.enable_group_offload(
+            onload_device=torch.device(device),
+            exclude_modules=[name for name in modules if name not in components],
+            **arguments,
+        )
+
+
+def apply_memory_levers(backbone: Backbone, settings: Mapping[str, Any] | None) -> None:
+    """Apply the settings that take effect on a loaded backbone; `load_backbone` has seen to the others.
+
+    Raises:
+        ValueError: a setting that is unknown, or that the model or its library refuses, named with its value.
+    """
+    settings = check_memory_settings(settings)
+    transformer, vae = backbone.pipe.transformer, backbone.vae
+    if settings.get("gradient_checkpointing"):
+        backbone.gradient_checkpointing()
+    if "vae_slicing" in settings:
+        with _named("memory.vae_slicing=True"):
+            vae.enable_slicing()
+    if tiling := settings.get("vae_tiling"):
+        with _named(f"memory.vae_tiling={tiling}"):
+            vae.enable_tiling(**({} if tiling is True else tiling))
+    if name := settings.get("attention_backend"):
+        if name.endswith("_hub"):
+            raise ValueError(
+                f"memory.attention_backend={name!r} would download a kernel from the hub and run it; install its "
+                f"package and use {name.removesuffix('_hub')!r}, or use 'native'"
+            )
+        with _named(f"memory.attention_backend={name!r}"):
+            transformer.set_attention_backend(name)
+    # The library checks the attention backend against context parallelism, so that comes after it.
+    if (degrees := settings.get("context_parallel")) is not None:
+        if getattr(transformer, "_cp_plan", None) is None:
+            raise ValueError(
+                f"memory.context_parallel={degrees}: diffusers has no plan for {type(transformer).__name__}; set it "
+                "to null"
+            )
+        with _named(f"memory.context_parallel={degrees}"):
+            transformer.enable_parallelism(config=ContextParallelConfig(**degrees))
+    if (options := settings.get("compile_repeated_blocks")) is not None:
+        with _named(f"memory.compile_repeated_blocks={options}"):
+            transformer.compile_repeated_blocks(**({} if options is True else options))
+    backbone.forward_batch = settings.get("forward_batch")
+
+
+def free_text_encoders(backbone: Backbone) -> list[str]:
+    """Drop the text encoders once every prompt is encoded; returns their names. Tokenizers stay.
+
+    `Backbone.encode` is an error from here on, and `Backbone.save` reads them once more from where they came.
+    """
+    pipe = backbone.pipe
+    names = [n for n, m in pipe.components.items() if n.startswith("text_encoder") and isinstance(m, nn.Module)]
+    pipe.register_modules(**dict.fromkeys(names))
+    backbone.freed_text_encoders += tuple(names)
+    gc.collect()
+    if backbone.device.type != "cpu":
+        torch.get_device_module(backbone.device).empty_cache()
+    return names
+
+
+@contextmanager
+def components_back(pipe: DiffusionPipeline, names: tuple[str, ...]) -> Iterator[None]:
+    """Inside, these components, freed or offloaded to disk, are whole and on the CPU, read from where `pipe` came from.
+
+    Raises:
+        RuntimeError: the pipeline was not loaded from a folder or the hub, or that has gone.
+    """
+    source = pipe.config.get("_name_or_path")
+    others = {name: part for name, part in pipe.components.items() if name not in names}
+    before = {name: getattr(pipe, name) for name in names}
+    if names:
+        try:
+            whole = type(pipe).from_pretrained(source, dtype=pipe.transformer.dtype, use_safetensors=True, **others)
+        except (OSError, ValueError, TypeError) as error:
+            raise RuntimeError(
+                f"{', '.join(names)} were freed or offloaded to disk and cannot be read again from {source!r}; save "
+                "the transformer alone, backbone.pipe.transformer.save_pretrained(folder), and put it into a pipeline "
+                "that has them"
+            ) from error
+        pipe.register_modules(**{name: getattr(whole, name) for name in names})
+    try:
+        yield
+    finally:
+        pipe.register_modules(**before)
+
+
+@contextmanager
+def _named(key: str) -> Iterator[None]:
+    """Errors of the library say what setting they are about."""
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, KeyError) as error:
+        raise ValueError(f"{key}: {error}") from error
+    except ImportError as error:
+        raise ImportError(f"{key}: {error}; install the package, or leave this setting out") from error
+
+
+def _nearest(word: str, words: tuple[str, ...] | list[str]) -> str:
+    near = difflib.get_close_matches(word, words, n=1)
+    return f", did you mean {near[0]}" if near else ""
+
+
+def _plain(settings: Any) -> Any:
+    """Mappings and lists, OmegaConf's among them, as dicts and lists, which the libraries check for."""
+    if isinstance(settings, Mapping):
+        return {str(key): _plain(value) for key, value in settings.items()}
+    if not isinstance(settings, str) and hasattr(settings, "__iter__"):
+        return [_plain(value) for value in settings]
+    return settings
