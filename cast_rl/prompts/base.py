@@ -19,7 +19,8 @@ class Prompt:
 
     @classmethod
     def from_graph(cls, graph: SceneGraph) -> Prompt:
-        return cls(graph.render()[0], graph.atoms(), graph)
+        atoms = graph.atoms()
+        return cls(atoms[0].prompt, atoms, graph)
 
 
 class PromptSet(Sequence[Prompt]):
