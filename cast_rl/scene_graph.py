@@ -9,6 +9,7 @@ The wording of questions and answers follows GenEval 2 (arXiv 2512.16853).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -114,7 +115,12 @@ class SceneGraph:
     def __post_init__(self) -> None:
         if not self.entities:
             raise ValueError("a scene graph needs at least one entity")
-        _check_told_apart(self.entities)
+        if not told_apart(self.entities):
+            things = ", ".join(repr(" ".join((*e.attributes, e.noun))) for e in self.entities)
+            raise ValueError(
+                f"nothing tells two entities apart among {things}: of one noun, each needs an attribute that the other "
+                "does not have"
+            )
         if self.relations:
             _check_relations(self.relations, self.entities)
         if self.closed and any(e.count is None for e in self.entities):
@@ -215,17 +221,12 @@ class SceneGraph:
         return f"Are there any {word} {plural(e.noun)} in the image?"
 
 
-def _check_told_apart(entities: tuple[Entity, ...]) -> None:
-    """Refuses entities of one noun unless each has an attribute that the other lacks."""
+def told_apart(entities: Sequence[Entity]) -> bool:
+    """Whether, of any two entities of one noun, each has an attribute that the other lacks."""
     if len({e.noun for e in entities}) == len(entities):
-        return
-    for a, b in combinations(entities, 2):
-        if a.noun == b.noun and (set(a.attributes) <= set(b.attributes) or set(b.attributes) <= set(a.attributes)):
-            ours, theirs = (" ".join((*e.attributes, e.noun)) for e in (a, b))
-            raise ValueError(
-                f"nothing tells two entities apart: {ours!r} and {theirs!r}; of one noun, each needs an attribute "
-                "that the other does not have"
-            )
+        return True
+    pairs = ((set(a.attributes), set(b.attributes)) for a, b in combinations(entities, 2) if a.noun == b.noun)
+    return not any(ours <= theirs or theirs <= ours for ours, theirs in pairs)
 
 
 def _check_relations(relations: tuple[Relation, ...], entities: tuple[Entity, ...]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import overload
 
+from cast_rl.prompts.sampler import Balanced, sample_graphs
+from cast_rl.prompts.vocabulary import Vocabulary, load_vocabulary
 from cast_rl.scene_graph import Atom, SceneGraph
 
 
@@ -38,6 +42,41 @@ class PromptSet(Sequence[Prompt]):
     @classmethod
     def from_graphs(cls, graphs: Iterable[SceneGraph]) -> PromptSet:
         return cls(Prompt.from_graph(g) for g in graphs)
+
+    @classmethod
+    def sample(
+        cls,
+        n: int,
+        *,
+        seed: int,
+        atomicity: int | Iterable[int] = range(3, 11),
+        skills: Iterable[str] | None = None,
+        vocabulary: str | PathLike | Vocabulary = "common",
+        held_out: bool | None = None,
+    ) -> PromptSet:
+        """``n`` different prompts; a function of the arguments.
+
+        Every atomicity comes equally often. The facts besides the things themselves are divided among the skills as
+        evenly as prompts allow.
+
+        Args:
+            n: how many.
+            seed: of the draws.
+            atomicity: how many facts a prompt states (see `SceneGraph.atomicity`): a number, or several.
+            skills: what prompts may have facts of, of ``"object"`` (always), ``"attribute"``, ``"count"``,
+                ``"position"`` and ``"verb"``; None for all that the vocabulary has. Without ``"count"``, numbers are
+                left open ("some cats").
+            vocabulary: ``"common"``, ``"miniature"``, a YAML file, or a vocabulary.
+            held_out: True: every prompt has a pair of words that no prompt of ``held_out=False`` has, whatever the
+                seed; None: anything.
+
+        Raises:
+            ValueError: a skill without words; no number of facts, or one below 1; fewer prompts exist than ``n``.
+        """
+        words = load_vocabulary(vocabulary)
+        atomicities = [atomicity] if isinstance(atomicity, int) else list(atomicity)
+        layout = Balanced(words, atomicities, tuple(skills) if skills is not None else words.skills)
+        return cls.from_graphs(sample_graphs(random.Random(seed), n, words, layout, held_out))
 
     @property
     def texts(self) -> list[str]:
