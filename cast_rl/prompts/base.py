@@ -21,6 +21,11 @@ class Prompt:
     atoms: tuple[Atom, ...]
     graph: SceneGraph | None = None
 
+    @property
+    def atomicity(self) -> int:
+        """How many facts the words state, as GenEval 2 counts: an article ("a cat") is none, a number is."""
+        return sum(atom.skill != "scene" and not (atom.skill == "count" and atom.value == 1) for atom in self.atoms)
+
     @classmethod
     def from_graph(cls, graph: SceneGraph) -> Prompt:
         atoms = graph.atoms()

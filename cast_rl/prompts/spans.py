@@ -66,7 +66,7 @@ def locate(prompt: str, skill: str, question: str, answer: str) -> Located | Non
 
 def _existence(prompt: str, things: str) -> Located | None:
     for span in _mentions(prompt, things):
-        return Located((span,), (_name(things),))
+        return Located((span,), (_name(prompt, span),))
     return None
 
 
@@ -74,7 +74,7 @@ def _count(prompt: str, things: str, answer: str) -> Located | None:
     for span in _mentions(prompt, things):
         for word in _phrase_before(prompt, span[0]):
             if NUMBERS.get(word.group().lower(), -1) == NUMBERS.get(answer.lower()):
-                return Located((word.span(), span), (_name(things),), NUMBERS[answer.lower()])
+                return Located((word.span(), span), (_name(prompt, span),), NUMBERS[answer.lower()])
     return None
 
 
@@ -86,7 +86,7 @@ def _attribute(prompt: str, words: list[str]) -> Located | None:
             phrase = [word.start() for word in _phrase_before(prompt, noun[0])]
             for found in _whole_words(attribute).finditer(prompt, min(phrase, default=noun[0]), noun[0]):
                 if found.start() in phrase:
-                    return Located((found.span(), noun), (_name(things),), attribute)
+                    return Located((found.span(), noun), (_name(prompt, noun),), attribute)
     return None
 
 
@@ -106,17 +106,21 @@ def _relation(prompt: str, words: list[str]) -> Located | None:
         triples = [(s, p, o) for p in found for s in subjects for o in others if s != o]
         if triples:
             spans = min(triples, key=lambda spans: (not spans[0] < spans[1] < spans[2], abs(spans[1][0] - spans[0][1])))
-            return Located(spans, (_name(subject), _name(other)), predicate)
+            return Located(spans, (_name(prompt, spans[0]), _name(prompt, spans[2])), predicate)
     return None
 
 
-def _name(things: str) -> str:
-    return singular(things.lower())
+def _name(prompt: str, mention: Span) -> str:
+    """The noun of a mention in the singular."""
+    noun = prompt[slice(*mention)].lower()
+    determiners = [NUMBERS.get(word.group().lower()) for word in _phrase_before(prompt, mention[0])]
+    # What one is of is in the singular: "a bus" is no plural of "bu".
+    return noun if 1 in determiners else singular(noun)
 
 
 def _mentions(prompt: str, things: str) -> Iterator[Span]:
     """Spans of ``things`` in the prompt, in the singular or plural, first mention first."""
-    forms = {things, _name(things), plural(_name(things))}
+    forms = {things, singular(things.lower()), plural(singular(things.lower()))}
     for match in _whole_words(*forms).finditer(prompt):
         yield match.span()
 
