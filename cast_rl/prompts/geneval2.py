@@ -66,7 +66,7 @@ def _entities(asked: list[tuple[str, str, str]], found: list[Located | None]) ->
 def _causal_order(skill: str, at: Located | None, nouns: list[str]) -> tuple[bool, int, bool]:
     """Sorts things as they are asked about, a thing's existence before its other facts, and relations last."""
     last = at is None or not at.nouns or skill in ("position", "verb")
-    return last, 0 if last else nouns.index(at.nouns[0]), skill != "object"
+    return last, 0 if last else nouns.index(at.nouns[0]), not last and skill != "object"
 
 
 def _check(row: Any) -> None:

@@ -48,8 +48,9 @@ class _Parser:
         while at < len(text):
             match = pattern.match(text, at)
             if match is None:
-                word = text[at:].split()
-                raise ParseError(f"{text!r}: character {at}: {word[0] if word else ' '!r} is not in the vocabulary")
+                at += len(text[at:]) - len(text[at:].lstrip())
+                word = (text[at:].split() or [" "])[0]
+                raise ParseError(f"{text!r}: character {at}: {word!r} is not in the vocabulary")
             self.tokens.append((match[1], match.start(1)))
             at = match.end()
         self.entities: list[Entity] = []
