@@ -9,39 +9,16 @@ The wording of questions and answers follows GenEval 2 (arXiv 2512.16853).
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
 
-import inflect
+from cast_rl.relations import contradiction, relation_skill
+from cast_rl.wording import article, number_word, plural
 
 Span = tuple[int, int]
 
-SKILLS = ("object", "attribute", "count", "position", "scene")
-OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-
-
-@lru_cache(maxsize=1)
-def _inflect() -> inflect.engine:
-    return inflect.engine()
-
-
-@cache
-def plural(noun: str) -> str:
-    """The plural of a noun: ``plural("cross") == "crosses"``."""
-    return _inflect().plural_noun(noun)
-
-
-@cache
-def number_word(n: int) -> str:
-    """A count as a word: ``number_word(3) == "three"``."""
-    return _inflect().number_to_words(n)
-
-
-@cache
-def article(phrase: str) -> str:
-    """The indefinite article of a phrase: ``article("orange cross") == "an"``."""
-    return _inflect().a(phrase).split()[0]
+SKILLS = ("object", "attribute", "count", "position", "verb", "scene")
 
 
 @dataclass(frozen=True)
@@ -63,6 +40,11 @@ class Entity:
     def is_plural(self) -> bool:
         return self.count != 1
 
+    @property
+    def be(self) -> str:
+        """How a question about it begins: "Is" or "Are"."""
+        return "Are" if self.is_plural else "Is"
+
     def noun_form(self) -> str:
         """The noun as it appears in the prompt: singular for one, plural otherwise."""
         return plural(self.noun) if self.is_plural else self.noun
@@ -75,6 +57,11 @@ class Relation:
     subject: int
     predicate: str
     object: int
+
+    @property
+    def skill(self) -> str:
+        """``"verb"`` for an action ("chasing"), ``"position"`` otherwise."""
+        return relation_skill(self.predicate)
 
 
 @dataclass(frozen=True)
@@ -105,23 +92,6 @@ class Atom:
     qualified: bool = False
 
 
-@dataclass
-class _Writer:
-    """Builds a text and remembers where each piece went."""
-
-    text: str = ""
-    spans: dict[tuple, Span] = field(default_factory=dict)
-
-    def add(self, piece: str, key: tuple | None = None) -> None:
-        """Append ``piece``, separated by a space unless it is punctuation; record its span under a new ``key``."""
-        if self.text and not piece.startswith(","):
-            self.text += " "
-        start = len(self.text)
-        self.text += piece
-        if key is not None and key not in self.spans:
-            self.spans[key] = (start, len(self.text))
-
-
 @dataclass(frozen=True)
 class SceneGraph:
     """Entities and relations that one prompt states.
@@ -134,7 +104,8 @@ class SceneGraph:
 
     Raises:
         ValueError: no entity; a relation that names a missing entity, or relates one to itself; two relations
-            between one pair; two entities that no word of the prompt tells apart; ``closed`` with an open count.
+            between one pair; relations that cannot all hold; two entities that no word of the prompt tells apart;
+            ``closed`` with an open count.
     """
 
     entities: tuple[Entity, ...]
@@ -144,25 +115,28 @@ class SceneGraph:
     def __post_init__(self) -> None:
         if not self.entities:
             raise ValueError("a scene graph needs at least one entity")
-        kinds = Counter((e.noun, frozenset(e.attributes)) for e in self.entities)
-        for kind, times in kinds.items():
-            if times > 1:
-                raise ValueError(f"{times} entities are all {sorted(kind[1])} {kind[0]}: nothing tells them apart")
-        for noun, times in Counter(e.noun for e in self.entities).items():
-            if times > 1 and not all(e.attributes for e in self.entities if e.noun == noun):
-                raise ValueError(f"{times} entities are called {noun!r}: each needs an attribute that tells it apart")
-        pairs = set()
-        for r in self.relations:
-            if not (0 <= r.subject < len(self.entities) and 0 <= r.object < len(self.entities)):
-                raise ValueError(f"{r} names an entity that is not there; the graph has {len(self.entities)}")
-            if r.subject == r.object:
-                raise ValueError(f"{r} relates an entity to itself")
-            pair = frozenset((r.subject, r.object))
-            if pair in pairs:
-                raise ValueError(f"{r} is the second relation between the same two entities")
-            pairs.add(pair)
+        if not told_apart(self.entities):
+            things = ", ".join(repr(" ".join((*e.attributes, e.noun))) for e in self.entities)
+            raise ValueError(
+                f"nothing tells two entities apart among {things}: of one noun, each needs an attribute that the other "
+                "does not have"
+            )
+        if self.relations:
+            _check_relations(self.relations, self.entities)
         if self.closed and any(e.count is None for e in self.entities):
             raise ValueError("a closed graph states every count; set closed=False or give the counts")
+
+    @property
+    def atomicity(self) -> int:
+        """How many facts the words state, as GenEval 2 counts: things, attributes, relations, counts above one."""
+        facts = sum(1 + len(e.attributes) + (e.count is not None and e.count > 1) for e in self.entities)
+        return facts + len(self.relations)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The entities in the order in which the prompt mentions them: relations come first."""
+        related = [i for r in self.relations for i in (r.subject, r.object)]
+        return tuple(dict.fromkeys([*related, *range(len(self.entities))]))
 
     def render(self) -> tuple[str, dict[tuple, Span]]:
         """The prompt, and the character span of each fact's words.
@@ -170,86 +144,128 @@ class SceneGraph:
         Keys are ``("noun", i)``, ``("count", i)``, ``("attribute", i, word)`` and ``("predicate", j)`` for entity
         ``i`` and relation ``j``. Relations come first, in their order; what no relation mentions is listed after.
         """
-        w = _Writer()
+        pieces: list[tuple[str, tuple | None]] = []
         mentioned: set[int] = set()
-        related = {i for r in self.relations for i in (r.subject, r.object)}
-        clauses: list[int | Relation] = [
-            *self.relations,
-            *(i for i in range(len(self.entities)) if i not in related),
-        ]
-        for n, clause in enumerate(clauses):
-            if n:
-                # "A left of B and C" could place A left of C as well, so a comma closes a relation.
-                last = n == len(clauses) - 1
-                if len(clauses) > 2 or self.relations:
-                    w.add(",")
-                if last:
-                    w.add("and")
-            if isinstance(clause, Relation):
-                self._mention(w, clause.subject, mentioned)
-                w.add(clause.predicate, ("predicate", self.relations.index(clause)))
-                self._mention(w, clause.object, mentioned)
-            else:
-                self._mention(w, clause, mentioned)
-        return w.text, w.spans
+        order = self.order
+        unrelated = order[len({i for r in self.relations for i in (r.subject, r.object)}) :]
+        last = len(self.relations) + len(unrelated) - 1
+        # "A left of B and C" could place A left of C as well, so a comma closes a relation.
+        comma = last > 1 or bool(self.relations)
+        for j, r in enumerate(self.relations):
+            pieces += _between(j, last, comma)
+            pieces += self._mention(r.subject, mentioned)
+            pieces.append((r.predicate, ("predicate", j)))
+            pieces += self._mention(r.object, mentioned)
+        for n, i in enumerate(unrelated, start=len(self.relations)):
+            pieces += _between(n, last, comma)
+            pieces += self._mention(i, mentioned)
+        return _write(pieces)
 
-    def _mention(self, w: _Writer, i: int, mentioned: set[int]) -> None:
+    def _mention(self, i: int, mentioned: set[int]) -> list[tuple[str, tuple | None]]:
+        """The words that name entity ``i``, each with the key of the fact it states."""
         e = self.entities[i]
-        rest = " ".join((*e.attributes, e.noun_form()))
+        noun = e.noun_form()
         if i in mentioned:
-            w.add("the")
-        elif e.count is None:
-            w.add("some")
-        else:
-            w.add(article(rest) if e.count == 1 else number_word(e.count), ("count", i))
-        for word in e.attributes:
-            w.add(word, ("attribute", i, word))
-        w.add(e.noun_form(), ("noun", i))
+            return [("the", None), *((word, None) for word in e.attributes), (noun, None)]
         mentioned.add(i)
-
-    def _phrase(self, e: Entity, qualified: bool) -> str:
-        return " ".join((*(e.attributes if qualified else ()), e.noun_form()))
+        if e.count is None:
+            first = ("some", None)
+        elif e.count == 1:
+            first = (article((e.attributes[0] if e.attributes else noun).split(" ", 1)[0]), ("count", i))
+        else:
+            first = (number_word(e.count), ("count", i))
+        return [first, *((word, ("attribute", i, word)) for word in e.attributes), (noun, ("noun", i))]
 
     def atoms(self) -> tuple[Atom, ...]:
         """One atom per fact: entities in order (object, attributes, count), then relations, then the scene."""
         text, spans = self.render()
-        shared = {n for n, k in Counter(e.noun for e in self.entities).items() if k > 1}
+        nouns = [e.noun for e in self.entities]
+        shared = {noun for noun in nouns if nouns.count(noun) > 1} if len(set(nouns)) < len(nouns) else set()
         out: list[Atom] = []
-        object_atom: dict[int, int] = {}
+        object_atom: list[int] = []
         for i, e in enumerate(self.entities):
-            noun, qualified = spans["noun", i], e.noun in shared
-            common = {"prompt": text, "entities": (e,), "qualified": qualified}
-            object_atom[i] = len(out)
-            out.append(Atom("object", f"Are there any {plural(e.noun)} in the image?", "Yes", spans=(noun,), **common))
-            parent = (object_atom[i],)
+            noun, qualified, about = spans["noun", i], e.noun in shared, (e,)
+            parent = (len(out),)
+            object_atom.append(len(out))
+            question = f"Are there any {plural(e.noun)} in the image?"
+            out.append(Atom("object", question, "Yes", text, (noun,), (), about, None, qualified))
             for word in e.attributes:
-                if qualified:
-                    question = f"Are there any {word} {plural(e.noun)} in the image?"
-                else:
-                    question = f"{'Are' if e.is_plural else 'Is'} the {e.noun_form()} {word}?"
+                question = self._attribute_question(e, word) if qualified else f"{e.be} the {e.noun_form()} {word}?"
                 words = (spans["attribute", i, word], noun)
-                out.append(Atom("attribute", question, "Yes", spans=words, parents=parent, value=word, **common))
+                out.append(Atom("attribute", question, "Yes", text, words, parent, about, word, qualified))
             if e.count is not None:
-                things = " ".join((*(e.attributes if qualified else ()), plural(e.noun)))
+                things = " ".join((*e.attributes, plural(e.noun))) if qualified else plural(e.noun)
+                question, words = f"How many {things} are in the image?", (spans["count", i], noun)
                 out.append(
-                    Atom("count", f"How many {things} are in the image?", number_word(e.count),
-                         spans=(spans["count", i], noun), parents=parent, value=e.count, **common)
-                )  # fmt: skip
+                    Atom("count", question, number_word(e.count), text, words, parent, about, e.count, qualified)
+                )
         for j, r in enumerate(self.relations):
             a, b = self.entities[r.subject], self.entities[r.object]
-            question = (
-                f"{'Are' if a.is_plural else 'Is'} the {self._phrase(a, a.noun in shared)} {r.predicate} "
-                f"the {self._phrase(b, b.noun in shared)}?"
-            )
+            ends = [" ".join((*e.attributes, e.noun_form())) if e.noun in shared else e.noun_form() for e in (a, b)]
             words = (spans["noun", r.subject], spans["predicate", j], spans["noun", r.object])
-            out.append(
-                Atom("position", question, "Yes", text, words, (object_atom[r.subject], object_atom[r.object]),
-                     (a, b), r.predicate, a.noun in shared or b.noun in shared)
-            )  # fmt: skip
+            parents = (object_atom[r.subject], object_atom[r.object])
+            question, qualified = f"{a.be} the {ends[0]} {r.predicate} the {ends[1]}?", bool({a.noun, b.noun} & shared)
+            out.append(Atom(r.skill, question, "Yes", text, words, parents, (a, b), r.predicate, qualified))
         if self.closed:
             total = sum(e.count for e in self.entities)
-            out.append(
-                Atom("scene", "How many objects are in the image?", number_word(total), text,
-                     parents=tuple(object_atom.values()), entities=self.entities, value=total)
-            )  # fmt: skip
+            question, parents = "How many objects are in the image?", tuple(object_atom)
+            out.append(Atom("scene", question, number_word(total), text, (), parents, self.entities, total))
         return tuple(out)
+
+    def _attribute_question(self, e: Entity, word: str) -> str:
+        """Whether ``e`` has an attribute, where other entities have its noun."""
+        if any(other != e and other.noun == e.noun and word in other.attributes for other in self.entities):
+            # Others have it, too: the rest of its attributes tells which one is meant.
+            rest = " ".join(w for w in e.attributes if w != word)
+            return f"{e.be} the {rest} {e.noun_form()} {word}?"
+        return f"Are there any {word} {plural(e.noun)} in the image?"
+
+
+def told_apart(entities: Sequence[Entity]) -> bool:
+    """Whether, of any two entities of one noun, each has an attribute that the other lacks."""
+    if len({e.noun for e in entities}) == len(entities):
+        return True
+    pairs = ((set(a.attributes), set(b.attributes)) for a, b in combinations(entities, 2) if a.noun == b.noun)
+    return not any(ours <= theirs or theirs <= ours for ours, theirs in pairs)
+
+
+def _check_relations(relations: tuple[Relation, ...], entities: tuple[Entity, ...]) -> None:
+    pairs = set()
+    for r in relations:
+        if not (0 <= r.subject < len(entities) and 0 <= r.object < len(entities)):
+            raise ValueError(f"{r} names an entity that is not there; the graph has {len(entities)}")
+        if r.subject == r.object:
+            raise ValueError(f"{r} relates an entity to itself")
+        pair = frozenset((r.subject, r.object))
+        if pair in pairs:
+            raise ValueError(f"{r} is the second relation between the same two entities")
+        pairs.add(pair)
+    if len(relations) > 2:  # fewer cannot close a circle
+        circle = contradiction((r.subject, r.predicate, r.object) for r in relations)
+        if circle:
+            names = ", ".join(repr(entities[i].noun) for i in circle)
+            raise ValueError(f"the relations contradict each other: they order {names} in a circle")
+
+
+def _between(n: int, last: int, comma: bool) -> list[tuple[str, None]]:
+    """What stands in front of clause ``n`` of ``last + 1``."""
+    if n == 0:
+        return []
+    return [(",", None)] * comma + [("and", None)] * (n == last)
+
+
+def _write(pieces: list[tuple[str, tuple | None]]) -> tuple[str, dict[tuple, Span]]:
+    """The pieces with spaces between them, none in front of a comma, and the spans of those that have a key."""
+    spans: dict[tuple, Span] = {}
+    words: list[str] = []
+    at = 0
+    for piece, key in pieces:
+        if at and piece != ",":
+            words.append(" ")
+            at += 1
+        words.append(piece)
+        end = at + len(piece)
+        if key is not None:
+            spans[key] = (at, end)
+        at = end
+    return "".join(words), spans

@@ -6,7 +6,8 @@ import pytest
 
 from cast_rl.miniature.vocabulary import sample_graph
 from cast_rl.prompts import Prompt, PromptSet
-from cast_rl.scene_graph import Entity, Relation, SceneGraph, plural
+from cast_rl.scene_graph import Entity, Relation, SceneGraph
+from cast_rl.wording import plural
 
 TWO_RED_LEFT_OF_ONE = SceneGraph(
     (Entity("circle", 2, ("red",)), Entity("square", 1, ("orange",)), Entity("cross", 3, ("green",))),
@@ -78,8 +79,16 @@ def test_every_fact_of_sampled_graphs_has_exactly_one_atom_and_its_words():
     ("build", "message"),
     [
         (lambda: SceneGraph(()), "at least one entity"),
-        (lambda: SceneGraph((Entity("cat"), Entity("cat"))), "nothing tells them apart"),
-        (lambda: SceneGraph((Entity("cat"), Entity("cat", 1, ("red",)))), "needs an attribute"),
+        (lambda: SceneGraph((Entity("cat"), Entity("cat"))), "tells two entities apart"),
+        (lambda: SceneGraph((Entity("cat"), Entity("cat", 1, ("red",)))), "each needs an attribute"),
+        (lambda: SceneGraph((Entity("cat", 1, ("red", "big")), Entity("cat", 2, ("red",)))), "red big cat"),
+        (
+            lambda: SceneGraph(
+                (Entity("cat"), Entity("dog"), Entity("pig")),
+                (Relation(0, "left of", 1), Relation(2, "to the right of", 1), Relation(2, "left of", 0)),
+            ),
+            "order 'cat', 'dog', 'pig' in a circle",
+        ),
         (lambda: SceneGraph((Entity("cat"),), (Relation(0, "above", 1),)), "not there"),
         (lambda: SceneGraph((Entity("cat"),), (Relation(0, "above", 0),)), "to itself"),
         (

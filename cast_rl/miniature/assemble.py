@@ -17,7 +17,7 @@ from torch import nn
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
 from cast_rl.miniature.vocabulary import COLORS, RELATIONS, SHAPES
-from cast_rl.scene_graph import number_word, plural
+from cast_rl.wording import number_word, plural
 
 WEIGHTS = Path(__file__).parent / "weights"
 LATENT_CHANNELS = 8

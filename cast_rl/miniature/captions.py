@@ -11,7 +11,8 @@ import random
 from dataclasses import replace
 
 from cast_rl.miniature.vocabulary import COLORS, SHAPES, is_held_out
-from cast_rl.scene_graph import OPPOSITE, Entity, Relation, SceneGraph
+from cast_rl.relations import OPPOSITE
+from cast_rl.scene_graph import Entity, Relation, SceneGraph
 
 LEAVE_OUT = {"color": 0.02, "count": 0.02, "relation": 0.03}
 MISTAKE = {"color": 0.01, "count": 0.02, "relation": 0.01}

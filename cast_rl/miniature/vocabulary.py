@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Sequence
-from itertools import combinations
 
-from cast_rl.scene_graph import Entity, Relation, SceneGraph
+from cast_rl.prompts import sampler
+from cast_rl.prompts.sampler import Mixture, draw
+from cast_rl.prompts.vocabulary import Predicate, Vocabulary
+from cast_rl.scene_graph import SceneGraph
 
 COLORS = ("red", "green", "blue", "yellow", "purple", "orange")
 SHAPES = ("circle", "square", "triangle", "cross")
@@ -23,10 +24,25 @@ TEST_GROUPS = (0.0, 0.7, 0.3)
 TRAIN_RELATED, TEST_RELATED = 0.75, 1.0
 
 
+VOCABULARY = Vocabulary(
+    nouns={"shape": SHAPES},
+    attributes={"color": COLORS},
+    relations=tuple(map(Predicate, RELATIONS)),
+    counts=tuple(range(2, MAX_OBJECTS + 1)),
+    max_objects=MAX_OBJECTS,
+    closed=True,
+    held_out_pairs="kinds",
+    held_out_percent=HELD_OUT_PERCENT,
+)
+
+
 def is_held_out(graph: SceneGraph) -> bool:
     """Whether a prompt asks for a pair of kinds (colour and shape) that never occurs in a training prompt."""
-    kinds = sorted(f"{e.attributes[0]} {e.noun}" for e in graph.entities if e.attributes)
-    return any(zlib.crc32(f"{a}|{b}".encode()) % 100 < HELD_OUT_PERCENT for a, b in combinations(kinds, 2))
+    return VOCABULARY.is_held_out(graph)
+
+
+def _mixture(groups: Sequence[float], related: float) -> Mixture:
+    return Mixture(VOCABULARY, groups, counts=(4, 3, 2, 1), counts_alone=(1, 1, 1, 1), related=related)
 
 
 def sample_graph(
@@ -39,18 +55,10 @@ def sample_graph(
         groups: weights of one, two and three groups.
         related: how often the first two groups are related.
     """
-    while True:
-        n = rng.choices((1, 2, 3), groups)[0]
-        counts = [rng.choices((1, 2, 3, 4), (4, 3, 2, 1) if n > 1 else (1, 1, 1, 1))[0] for _ in range(n)]
-        kinds = [(rng.choice(COLORS), rng.choice(SHAPES)) for _ in range(n)]
-        if sum(counts) > MAX_OBJECTS or len(set(kinds)) < n:
-            continue
-        relations = (Relation(0, rng.choice(RELATIONS), 1),) if n > 1 and rng.random() < related else ()
-        return SceneGraph(
-            tuple(Entity(shape, count, (color,)) for count, (color, shape) in zip(counts, kinds, strict=True)),
-            relations,
-            closed=True,
-        )
+    layout = _mixture(groups, related)
+    while (graph := draw(rng, VOCABULARY, layout)) is None:
+        continue
+    return graph
 
 
 def sample_graphs(
@@ -61,15 +69,8 @@ def sample_graphs(
     Raises:
         ValueError: so few graphs exist that ``n`` different ones were not found.
     """
-    rng = random.Random(seed)
-    found: dict[SceneGraph, None] = {}
-    for _ in range(200 * n + 1000):
-        graph = sample_graph(rng, groups, related)
-        if is_held_out(graph) == held_out:
-            found.setdefault(graph)
-        if len(found) == n:
-            return list(found)
-    raise ValueError(f"found only {len(found)} different prompts of the {n} asked for; ask for fewer")
+    layout = _mixture(groups, related)
+    return list(sampler.sample_graphs(random.Random(seed), n, VOCABULARY, layout, held_out))
 
 
 def difficulty(graph: SceneGraph) -> tuple[int, int]:

@@ -10,7 +10,8 @@ from cast_rl.judges.base import Judge
 from cast_rl.miniature.oracle import Oracle, check, parse, unrequested
 from cast_rl.miniature.render import SIZE, layouts, render, render_graphs
 from cast_rl.miniature.vocabulary import COLORS, MAX_OBJECTS, SHAPES, sample_graphs
-from cast_rl.scene_graph import OPPOSITE, Atom, Entity, SceneGraph
+from cast_rl.relations import OPPOSITE
+from cast_rl.scene_graph import Atom, Entity, SceneGraph
 
 GRAPHS = sample_graphs(1000, 11, held_out=True)
 

@@ -11,7 +11,8 @@ from cast_rl.miniature.captions import CARELESS, MISTAKE, caption
 from cast_rl.miniature.pretrain_generator import training_graphs
 from cast_rl.miniature.render import GAP, SIZE, layouts, render, render_graphs
 from cast_rl.miniature.vocabulary import MAX_OBJECTS, sample_graphs
-from cast_rl.scene_graph import OPPOSITE, Entity, SceneGraph
+from cast_rl.relations import OPPOSITE
+from cast_rl.scene_graph import Entity, SceneGraph
 
 
 def kind_pairs(graph):
