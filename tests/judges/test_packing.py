@@ -1,7 +1,7 @@
 """Texts are cut where tokens end, branches do not see each other, and budgets hold."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_judges import judge_tokenizer
 
@@ -41,6 +41,7 @@ def test_a_token_sees_the_prefix_and_its_own_branch():
     assert torch.equal(mask[0, 0, :, 2:], torch.tensor(expected).bool())
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(1, 50), st.integers(1, 300))
 def test_budgets_hold(lengths, prefix, budget):
     found = batches(lengths, prefix, budget)
