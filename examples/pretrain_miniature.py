@@ -93,7 +93,7 @@ def main() -> None:
     c.add_argument("--generator", type=Path, default=WEIGHTS / "generator", help="whose samples it learns from")
     c.add_argument("--folder", type=Path, default=Path("runs/miniature"), help="checkpoints and training images")
     c.add_argument("--output", type=Path, default=WEIGHTS / "judge", help="where the model is written")
-    c.add_argument("--steps", type=int, default=4_400)
+    c.add_argument("--steps", type=int, default=4_000)
     c.set_defaults(run=teach)
     b = commands.add_parser("check", help="measure generator and judge on held-out prompts with the oracle")
     b.add_argument("--weights", type=Path, default=WEIGHTS / "generator")

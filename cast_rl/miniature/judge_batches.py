@@ -86,8 +86,11 @@ class Asker:
         self.chat, self.images = chat, images
         self.token_of = {word: tokenizer.convert_tokens_to_ids(word) for word in (*NUMBERS, "Yes", "No")}
 
-    def __call__(self, step: int, batch: int = BATCH) -> Batch:
-        """This process's share of a step's batch; draws from torch's global generator, too."""
+    def __call__(self, step: int, batch: int = BATCH, *, ask: bool = True) -> Batch:
+        """This process's share of a step's batch, without questions unless ``ask``.
+
+        Draws from torch's global generator, too.
+        """
         rank, world = rank_and_world()
         g = torch.Generator().manual_seed(step)
         kinds = list(self.images)
@@ -100,7 +103,7 @@ class Asker:
             parts.append((source.pixels[rows], source.objects[rows], source.regions[rows]))
             prompts += [source.prompts[i] for i in rows.tolist()]
         pixels, objects, regions = augment(*(torch.cat(t) for t in zip(*parts, strict=True)))
-        branches, answers = self.ask(prompts, objects, random.Random(step * world + rank))
+        branches, answers = self.ask(prompts, objects, random.Random(step * world + rank)) if ask else ([], [])
         return Batch(pixels, objects, pool(regions, objects.shape[1]), branches, answers)
 
     def ask(

@@ -85,10 +85,6 @@ def build_judge(tokenizer: Qwen2Tokenizer) -> Qwen3VLForConditionalGeneration:
     nn.init.normal_(model.model.visual.patch_embed.proj.weight, std=(3 * 2 * PATCH**2) ** -0.5)
     model.model.visual.pos_embed.weight.data.copy_(_smooth_positions())
     nn.init.normal_(model.lm_head.weight, std=0.02)
-    for layer, head in LOOKING:
-        # Queries and keys alike: a word looks at what resembles it, as an image token does that shows what it names.
-        attention, rows = model.model.language_model.layers[layer].self_attn, slice(32 * head, 32 * head + 32)
-        attention.k_proj.weight.data[rows] = attention.q_proj.weight.data[rows]
     return model
 
 

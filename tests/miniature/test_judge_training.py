@@ -21,7 +21,7 @@ from cast_rl.miniature.judge_quality import judge_figures, pointing, roc_auc
 from cast_rl.miniature.judge_questions import SKILL_WEIGHTS, altered, ask, described
 from cast_rl.miniature.muon import BatchedMuon
 from cast_rl.miniature.oracle import check, parse
-from cast_rl.miniature.pretrain_judge import WEIGHTS, Learner, split_parameters, train_judge
+from cast_rl.miniature.pretrain_judge import WEIGHTS, Learner, sight, split_parameters, train_judge
 from cast_rl.miniature.render import SIZE, render_graphs
 from cast_rl.miniature.vocabulary import COLORS, SHAPES, is_held_out
 from cast_rl.scene_graph import Entity, Relation, SceneGraph, plural
@@ -168,7 +168,7 @@ def test_words_are_taught_to_look_at_what_they_name(learner, chat):
 def test_a_few_steps_on_one_batch_lower_every_term_of_the_loss(learner, chat, tokenizer, scenes):
     torch.manual_seed(0)
     batch = Asker(tokenizer, chat, scenes)(0, 6)
-    matrices, rest = split_parameters(learner)
+    matrices, rest = split_parameters(learner, set(learner.parameters()))
     assert {id(p) for p in matrices + rest} == {id(p) for p in learner.parameters()}
     muon, adam = BatchedMuon(matrices, 1e-2), torch.optim.AdamW(rest, 2e-3)
     losses = []
@@ -182,6 +182,16 @@ def test_a_few_steps_on_one_batch_lower_every_term_of_the_loss(learner, chat, to
             optimizer.zero_grad()
     for name in WEIGHTS:
         assert losses[-1][name] < 0.85 * losses[0][name], (name, losses)
+
+
+def test_the_vision_tower_learns_by_itself_what_it_teaches_the_whole(learner, tokenizer, chat, scenes):
+    torch.manual_seed(0)
+    batch = Asker(tokenizer, chat, scenes)(0, 3)
+    alone = learner.see(batch)["cells"]
+    assert alone.item() == pytest.approx(learner.loss(batch, chat)["cells"].item(), rel=1e-5)
+    alone.backward()
+    reached = {p for p in learner.parameters() if p.grad is not None}
+    assert reached == sight(learner)
 
 
 class Killed(Exception):
@@ -217,14 +227,14 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
 
     def run(name):
-        options = {"steps": 4, "save_every": 2, "sources": (SCENES,), "batch": 3}
+        options = {"steps": 4, "sight_steps": 2, "save_every": 2, "sources": (SCENES,), "batch": 3}
         train_judge(GENERATOR, folder / name, folder / name / "judge_folder", **options)
 
     class Dies(Asker):
-        def __call__(self, step, batch):
+        def __call__(self, step, batch, *, ask=True):
             if step == 3:
                 raise Killed
-            return super().__call__(step, batch)
+            return super().__call__(step, batch, ask=ask)
 
     run("whole")
     with pytest.MonkeyPatch.context() as patch:
