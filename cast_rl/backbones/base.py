@@ -16,22 +16,21 @@ from __future__ import annotations
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from cast_rl.backbones import checks, finetuning, memory
+from cast_rl.backbones import checks
+from cast_rl.backbones.trainable import Trainable
 
 Cond = dict[str, Tensor]
 
 
-class Backbone(ABC):
-    """A diffusers pipeline as encoder, velocity field and decoder.
+class Backbone(Trainable, ABC):
+    """A diffusers pipeline as encoder, velocity field and decoder; what it trains is in `Trainable`.
 
     Args:
         pipe: the loaded pipeline; its modules are frozen and put into eval mode.
@@ -245,84 +244,6 @@ class Backbone(ABC):
             return torch.empty(0, 3, x.shape[-2] * self.cell, x.shape[-1] * self.cell, device=self.device)
         images = [self._decode(part.to(self.device, self.vae.dtype)) for part in x.split(self.decode_batch)]
         return self.pipe.image_processor.postprocess(torch.cat(images), output_type="pt").float()
-
-    @contextmanager
-    def reference(self) -> Iterator[Backbone]:
-        """Inside, `velocity` is that of the model before training.
-
-        With LoRA the adapters are off; after ``train_weights(keep_reference=True)`` the frozen copy answers.
-
-        Raises:
-            RuntimeError: full fine-tuning without a copy.
-        """
-        has_adapters = finetuning.has_adapters(self.transformer)
-        if self._frozen_copy is None and not has_adapters and self.trainable_parameters():
-            raise RuntimeError(
-                "no reference model: its weights are trained and no copy was kept; "
-                "call train_weights(keep_reference=True), or leave the KL term out."
-            )
-        before, self._in_reference = self._in_reference, True
-        try:
-            with finetuning.adapters_off(self.transformer):
-                yield self
-        finally:
-            self._in_reference = before
-
-    def add_lora(self, rank: int, alpha: float | None = None, targets: Sequence[str] | None = None) -> None:
-        """Add trainable float32 adapters; `alpha` is `rank` unless given, `targets` are `lora_targets()`.
-
-        Raises:
-            ValueError: rank below 1, or a target that is no Linear layer of the transformer.
-            RuntimeError: there are adapters already.
-        """
-        finetuning.add_lora(self.pipe.transformer, rank, alpha, list(targets or self.lora_targets()))
-
-    def save_lora(self, folder: str | Path) -> None:
-        """Write ``pytorch_lora_weights.safetensors``, alpha included, for `pipeline.load_lora_weights`."""
-        finetuning.save_lora(self.pipe, folder, self.max_sequence_length)
-
-    def load_lora(self, folder: str | Path) -> None:
-        """Load a saved LoRA as trainable float32 adapters, in place of those there are.
-
-        Raises:
-            FileNotFoundError: the folder holds no LoRA.
-            ValueError: it belongs to another model, or was trained with text padded to another length, which the
-                network reads.
-        """
-        checks.check_text_length(
-            self.family, finetuning.recorded_text_length(folder), self.max_sequence_length, self.reads_padding
-        )
-        finetuning.load_lora(self.pipe, folder)
-
-    def train_weights(self, keep_reference: bool, only: Sequence[str] | None = None) -> None:
-        """Make the transformer's weights trainable; `keep_reference` keeps a frozen copy beside it.
-
-        With `only`, those whose names contain one of these, such as ``["attn.", "txt_mlp"]``; the others stay frozen.
-        Load the model in float32 for this: in bfloat16 most small updates round to nothing, which is warned of.
-        """
-        if self.dtype != torch.float32:
-            warnings.warn(
-                f"weights are trained in {self.dtype}, where most small updates round to nothing; load the "
-                "backbone with dtype='float32', or train a LoRA, whose weights are float32 on any base",
-                stacklevel=2,
-            )
-        self._frozen_copy = finetuning.train_weights(self.pipe.transformer, keep_reference, only)
-
-    def save(self, folder: str | Path) -> None:
-        """Write the whole pipeline in diffusers' format, for `DiffusionPipeline.from_pretrained(folder)`."""
-        with memory.components_back(self.pipe, tuple(dict.fromkeys(self.freed_text_encoders + self.on_disk))):
-            finetuning.save_pipeline(self.pipe, folder)
-
-    def gradient_checkpointing(self, enabled: bool = True) -> None:
-        """Recompute activations in the backward pass: less memory for one more forward pass."""
-        if enabled:
-            self.pipe.transformer.enable_gradient_checkpointing()
-        else:
-            self.pipe.transformer.disable_gradient_checkpointing()
-
-    def trainable_parameters(self) -> list[nn.Parameter]:
-        """The weights that an optimizer should hold."""
-        return [p for p in self.transformer.parameters() if p.requires_grad]
 
 
 def _rows(cond: Cond | None, rows: slice) -> Cond | None:
