@@ -79,13 +79,14 @@ def quantization_config(spec: Mapping[str, Mapping[str, Any]], index: Mapping[st
         ValueError: a component, backend or argument that does not exist.
         ImportError: the backend's package is not installed.
     """
+    libraries = {name: entry[0] for name, entry in index.items() if isinstance(entry, list | tuple)}
+    models = [n for n, library in libraries.items() if library in ("diffusers", "transformers") and _is_model(n)]
     mapping = {}
     for name, arguments in _plain(spec).items():
         key = f"memory.quantization.{name}"
-        library = index[name][0] if isinstance(index.get(name), list | tuple) else None
-        if library not in ("diffusers", "transformers") or "scheduler" in name or "tokenizer" in name:
-            models = [n for n, v in index.items() if isinstance(v, list | tuple) and n.startswith(("tr", "text", "va"))]
+        if name not in models:
             raise ValueError(f"{key}: the pipeline has no such model; it has {', '.join(models)}")
+        library = libraries[name]
         configs = DIFFUSERS_CONFIGS if library == "diffusers" else TRANSFORMERS_CONFIGS
         backend = arguments.get("backend") if isinstance(arguments, Mapping) else arguments
         if not isinstance(arguments, Mapping) or backend not in configs:
@@ -235,6 +236,10 @@ def _named(key: str) -> Iterator[None]:
         raise ValueError(f"{key}: {error}") from error
     except ImportError as error:
         raise ImportError(f"{key}: {error}; install the package, or leave this setting out") from error
+
+
+def _is_model(component: str) -> bool:
+    return not any(part in component for part in ("scheduler", "tokenizer", "processor", "feature_extractor"))
 
 
 def _nearest(word: str, words: tuple[str, ...] | list[str]) -> str:
