@@ -1,7 +1,7 @@
 """The benchmark from its command line: images made, images given, another run's hard case."""
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -13,15 +13,12 @@ from cast_rl.prompts import write_prompts
 SCRIPT = Path(__file__).parents[2] / "examples" / "evaluate.py"
 
 
-def evaluate(*arguments, expect=0):
-    command = [sys.executable, str(SCRIPT), "--judge", "oracle", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout + done.stderr
+def test_a_model_and_then_its_images(tmp_path, monkeypatch, capsys):
+    def evaluate(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--judge", "oracle", *map(str, arguments)])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+        return capsys.readouterr().out
 
-
-@pytest.mark.slow
-def test_a_model_and_then_its_images(tmp_path):
     prompts = miniature_prompts(4, 0, held_out=True)
     benchmark, made, given = tmp_path / "prompts.jsonl", tmp_path / "made", tmp_path / "given"
     write_prompts(benchmark, prompts)
@@ -35,4 +32,5 @@ def test_a_model_and_then_its_images(tmp_path):
     evaluate("--benchmark", benchmark, *again)
     assert json.loads((given / "report.json").read_text()) == report
     (made / "map.json").write_text("{}")
-    assert "error: " in evaluate("--benchmark", benchmark, *again, expect=1)
+    with pytest.raises(SystemExit, match="error: .* has no image of 4 of 4 prompts"):
+        evaluate("--benchmark", benchmark, *again)
