@@ -89,7 +89,9 @@ def test_the_wheel_holds_the_package_its_data_and_no_other_name(wheel):
     for package, folder in FOLDERS.items():
         for path in (ROOT / folder).rglob("*"):
             relative = path.relative_to(ROOT / folder)
-            if path.suffix == ".py" or (relative.parts[:2] == ("miniature", "weights") and path.is_file()):
+            weights = relative.parts[:2] == ("miniature", "weights") and path.is_file()
+            words = relative.parts[0] == "prompts" and path.suffix in (".json", ".yaml")
+            if path.suffix == ".py" or weights or words:
                 expected.add(f"{package.replace('.', '/')}/{relative.as_posix()}")
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert any(name.endswith("licenses/LICENSE") for name in names)
