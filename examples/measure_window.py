@@ -1,7 +1,7 @@
 """Measure when along its trajectory a model fixes the facts of an image, and which SDE windows follow.
 
 - ``python examples/measure_window.py`` measures the miniature and prints when each skill settles;
-- ``python examples/measure_window.py rollout.steps=10 measured.prompts=128 picture=structure.png`` in ten steps, on
+- ``python examples/measure_window.py rollout.steps=10 prompts.measured=128 picture=structure.png`` in ten steps, on
   more prompts, with the picture where it is wanted.
 
 Settings are those of ``config/train_cast.yaml``. ``train_cast.py window=measured`` with the same model, judge and steps
@@ -16,7 +16,8 @@ from omegaconf import DictConfig
 
 from cast_rl.backbones import load_backbone
 from cast_rl.judges import load_judge
-from cast_rl.miniature import GENERATOR, miniature_prompts
+from cast_rl.miniature import GENERATOR
+from cast_rl.prompts import load_prompts
 from cast_rl.settings import check_counts
 from cast_rl.window.measured import measured_window
 
@@ -24,14 +25,15 @@ from cast_rl.window.measured import measured_window
 @hydra.main(config_path="config", config_name="measure_window", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
-    check_counts(cfg, {"measured.prompts": 2, "measured.window_width": 1, "rollout.steps": 1})
+    check_counts(cfg, {"prompts.measured": 2, "measured.window_width": 1, "rollout.steps": 1})
     source = GENERATOR if cfg.model.source == "miniature" else cfg.model.source
-    backbone = load_backbone(source, dtype=cfg.model.dtype, device=cfg.device, guidance=cfg.model.guidance)
+    options = {"dtype": cfg.model.dtype, "device": cfg.device, "guidance": cfg.model.guidance, **cfg.model.options}
+    backbone = load_backbone(source, memory=cfg.memory, **options)
     size = {"height": cfg.model.height, "width": cfg.model.width, "steps": cfg.rollout.steps}
     noise = {"transition": cfg.rollout.transition, "a": cfg.rollout.noise}
-    measured = dict(cfg.measured, negative_prompt=cfg.model.negative_prompt, **size, **noise)
-    prompts = miniature_prompts(measured.pop("prompts"), seed=cfg.measured.seed, held_out=False)
-    measured_window(backbone, load_judge(cfg.judge), prompts, folder, **measured)
+    probes = load_prompts(cfg.prompts.source, cfg.prompts.measured, seed=cfg.measured.seed, held_out=False)
+    settings = {**size, **noise, **cfg.measured, "negative_prompt": cfg.model.negative_prompt}
+    measured_window(backbone, load_judge(cfg.judge, device=cfg.device), probes, folder, **settings)
     if cfg.picture is not None:
         shutil.copyfile(folder / "structure.png", cfg.picture)
     print(f"profile and picture: {folder}")

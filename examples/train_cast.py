@@ -10,6 +10,7 @@ killed, repeat its command line with its folder: ``hydra.run.dir=runs/train_cast
 """
 
 import json
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -22,17 +23,20 @@ from torchrl.envs import TransformedEnv
 from torchrl.record.loggers.utils import get_logger
 from tqdm import tqdm
 
-from cast_rl.backbones import load_backbone
+from cast_rl.backbones import free_text_encoders, load_backbone
+from cast_rl.ema import WeightAverage
 from cast_rl.envs import AtomRewardTransform, DenoisingEnv
 from cast_rl.evaluation import compare, evaluate, table
 from cast_rl.judges import load_judge
-from cast_rl.miniature import GENERATOR, miniature_prompts
+from cast_rl.miniature import GENERATOR
 from cast_rl.objectives import AtomAdvantage, CASTLoss
-from cast_rl.optim import GuardedStep
+from cast_rl.optim import GuardedStep, backward_in_parts
 from cast_rl.pictures import before_after, learning_curve
 from cast_rl.policy import make_policy
 from cast_rl.prompt_bank import PromptBank
+from cast_rl.prompts import load_prompts
 from cast_rl.resume import resume
+from cast_rl.saving import save_weights
 from cast_rl.seeding import derive_seed
 from cast_rl.settings import check_counts
 from cast_rl.window import FixedWindow
@@ -43,20 +47,28 @@ from cast_rl.window.measured import measured_window
 def main(cfg: DictConfig) -> None:
     folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
     at_least_one = ["iterations", "checkpoint_every", "optim.epochs", "optim.batch_size"]
-    at_least_two = ["prompts.held_out", "measured.prompts"]
+    at_least_two = ["prompts.held_out", "prompts.measured"]
     check_counts(cfg, dict.fromkeys(at_least_one, 1) | dict.fromkeys(at_least_two, 2) | {"log.pictures": 0})
     window = None if cfg.window == "measured" else FixedWindow.between(cfg.window)
+
+    # The model, who judges its images, and what to draw. Of the prompts held out none trains.
     source = GENERATOR if cfg.model.source == "miniature" else cfg.model.source
-    backbone = load_backbone(source, dtype=cfg.model.dtype, device=cfg.device, guidance=cfg.model.guidance)
+    options = {"dtype": cfg.model.dtype, "device": cfg.device, "guidance": cfg.model.guidance, **cfg.model.options}
+    backbone = load_backbone(source, memory=cfg.memory, **options)
     size = {"height": cfg.model.height, "width": cfg.model.width, "steps": cfg.model.steps}
     rollout_size = size | {"steps": cfg.rollout.steps}
     noise = {"transition": cfg.rollout.transition, "a": cfg.rollout.noise}
-    judge, examiner = load_judge(cfg.judge), load_judge(cfg.prompts.held_out_judge)
+    judge = load_judge(cfg.judge, device=cfg.device)
+    examiner = judge if cfg.examiner == cfg.judge else load_judge(cfg.examiner, device=cfg.device)
+
+    train = load_prompts(cfg.prompts.source, cfg.prompts.train, seed=1000 + cfg.seed, held_out=False)
+    held_out = load_prompts(cfg.prompts.source, cfg.prompts.held_out, seed=cfg.prompts.held_out_seed, held_out=True)
+    print(f"{len(train)} training prompts such as {train[0].text!r}; {len(held_out)} held out")
 
     if window is None:
-        measured = dict(cfg.measured, negative_prompt=cfg.model.negative_prompt, **rollout_size, **noise)
-        probes = miniature_prompts(measured.pop("prompts"), seed=cfg.measured.seed, held_out=False)
-        window = measured_window(backbone, judge, probes, folder, **measured)
+        probes = load_prompts(cfg.prompts.source, cfg.prompts.measured, seed=cfg.measured.seed, held_out=False)
+        settings = {**rollout_size, **noise, **cfg.measured, "negative_prompt": cfg.model.negative_prompt}
+        window = measured_window(backbone, judge, probes, folder, **settings)
     torch.manual_seed(cfg.seed)
     if cfg.model.lora is not None:
         backbone.add_lora(**cfg.model.lora)
@@ -65,11 +77,10 @@ def main(cfg: DictConfig) -> None:
         backbone.train_weights(keep_reference=cfg.loss.kl_coeff is not None, only=cfg.model.weights)
 
     # Prompts are encoded once; from here on a prompt is an integer.
-    train = miniature_prompts(cfg.prompts.train, seed=1000 + cfg.seed, held_out=False)
-    held_out = miniature_prompts(cfg.prompts.held_out, seed=cfg.prompts.held_out_seed, held_out=True)
-    bank = PromptBank.encode(backbone, train.texts, cfg.model.negative_prompt)
-    held_out_bank = PromptBank.encode(backbone, held_out.texts, cfg.model.negative_prompt)
-    print(f"{len(train)} training prompts such as {train[0].text!r}; {len(held_out)} held out")
+    encode = partial(PromptBank.encode, backbone, negative=cfg.model.negative_prompt, folder=cfg.memory.prompt_bank)
+    bank, held_out_bank = encode(train.texts), encode(held_out.texts)
+    if cfg.memory.free_text_encoders:
+        free_text_encoders(backbone)
 
     # Each episode denoises one batch of groups; the judge scores the images at its end.
     base_env = DenoisingEnv.from_backbone(
@@ -83,7 +94,8 @@ def main(cfg: DictConfig) -> None:
         seed=cfg.seed,
         share_noise=cfg.rollout.share_noise,
     )
-    atom_reward = AtomRewardTransform(judge, train, grid=base_env.latent_shape[1:], skill_weights=cfg.skill_weights)
+    judging = {"skill_weights": cfg.skill_weights, "max_failed": cfg.max_judge_failures}
+    atom_reward = AtomRewardTransform(judge, train, grid=base_env.latent_shape[1:], **judging)
     env = TransformedEnv(base_env, atom_reward)
     policy = make_policy(backbone, bank, base_env.sigmas, **noise)
 
@@ -103,13 +115,14 @@ def main(cfg: DictConfig) -> None:
         backbone.trainable_parameters(), lr=cfg.optim.learning_rate, weight_decay=cfg.optim.weight_decay
     )
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, cfg.optim.final_rate, total_iters=cfg.iterations)
+    average = WeightAverage(backbone, cfg.optim.ema)
     guard = GuardedStep(optimizer, max_norm=cfg.optim.max_grad_norm, max_bad_steps=cfg.optim.max_bad_steps)
     logger = get_logger(cfg.log.backend, logger_name=str(folder), experiment_name="log")
 
     before = evaluate(backbone, examiner, held_out, held_out_bank, **size)
     state = {"iteration": 0, "scores": [], "config": OmegaConf.to_container(cfg, resolve=True)}
     weights = torch.nn.ParameterList(backbone.trainable_parameters())
-    checkpoint = Checkpoint(weights=weights, optimizer=optimizer, schedule=schedule, state=state)
+    checkpoint = Checkpoint(weights=weights, average=average, optimizer=optimizer, schedule=schedule, state=state)
     free = ["checkpoint_every", "device", "log"]
     if resume(checkpoint, folder / "checkpoint", state, device=cfg.device, may_differ=free):
         print(f"going on from iteration {state['iteration']}; log rows after it are written again")
@@ -134,10 +147,9 @@ def main(cfg: DictConfig) -> None:
         logs = []
         for _ in range(cfg.optim.epochs):
             for batch in buffer:
-                terms = cast_loss(batch)
-                loss = sum(value for name, value in terms.items() if name.startswith("loss_"))
-                loss.backward()
+                loss, terms = backward_in_parts(cast_loss, batch, cfg.optim.micro_batch)
                 report = guard.step(loss)
+                average.step()
                 logs.append({k: v.item() for k, v in terms.items()} | report.gradients())
         schedule.step()
         metrics = {name: sum(log[name] for log in logs) / len(logs) for name in logs[0]}
@@ -149,12 +161,10 @@ def main(cfg: DictConfig) -> None:
         if state["iteration"] % cfg.checkpoint_every == 0 or state["iteration"] == cfg.iterations:
             checkpoint.save(folder / "checkpoint")
     collector.shutdown()
-    if cfg.model.lora is not None:
-        backbone.save_lora(folder / "lora")
-    else:
-        backbone.save(folder / "pipeline")
+    save_weights(backbone, folder, average=average, settings=state["config"])
 
-    after = evaluate(backbone, examiner, held_out, held_out_bank, **size)
+    with average.averaged():
+        after = evaluate(backbone, examiner, held_out, held_out_bank, **size)
     comparison = compare(before, after)
     (folder / "held_out.json").write_text(json.dumps(comparison, indent=2))
     before_after(before, after, folder / "before_after.png", cfg.log.pictures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from cast_rl.prompts.base import PromptSet
 from cast_rl.prompts.files import read_prompts
 from cast_rl.prompts.geneval2 import read_geneval2
+
+HELD_OUT_PERCENT = 20
 
 
 def load_prompts(
@@ -28,7 +31,9 @@ def load_prompts(
             file of JSON lines, GenEval 2's or this library's own; or a text file with a prompt per line.
         n: how many prompts: sampled, or drawn from a file without replacement, in its order. None: all of a file.
         seed: of the draws.
-        held_out: for sampled prompts: with pairs of words that those of ``held_out=False`` never have.
+        held_out: whether prompts are to evaluate with (True), to train on (False), or whatever there is (None). Sampled
+            prompts to evaluate with have pairs of words that those to train on never have; of a file's prompts about
+            :data:`HELD_OUT_PERCENT` percent are held out, by a hash of their texts, whatever else is in the file.
         parser: for a text file: makes a `PromptSet` of its lines, as `LanguageModelParser` does.
         sampling: further arguments of `PromptSet.sample`.
 
@@ -45,20 +50,26 @@ def load_prompts(
 
             return miniature_prompts(n, seed, held_out=held_out)
         return PromptSet.sample(n, seed=seed, vocabulary=source, held_out=held_out, **sampling)
-    if sampling or held_out is not None:
-        names = ", ".join([*sampling, *(["held_out"] if held_out is not None else [])])
-        raise ValueError(f"{source} is a file whose prompts are fixed; {names} is only for prompts that are sampled")
+    if sampling:
+        raise ValueError(f"{source} is a file: {', '.join(sampling)} is only for prompts that are sampled")
     if path.suffix == ".txt":
         if parser is None:
             raise ValueError(f"{source} holds plain texts: pass a parser such as LanguageModelParser.load(...)")
         prompts = parser([line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()])
     else:
         prompts = read_file(path)
+    if held_out is not None:
+        prompts = PromptSet(p for p in prompts if _is_held_out(p.text) == held_out)
     if n is None or n == len(prompts):
         return prompts
     if n > len(prompts):
-        raise ValueError(f"{source} has {len(prompts)} prompts, fewer than the {n} asked for")
+        kind = {True: "held-out prompts", False: "prompts to train on", None: "prompts"}[held_out]
+        raise ValueError(f"{source} has {len(prompts)} {kind}, fewer than the {n} asked for")
     return PromptSet(prompts[i] for i in sorted(random.Random(seed).sample(range(len(prompts)), n)))
+
+
+def _is_held_out(text: str) -> bool:
+    return zlib.crc32(text.encode()) % 100 < HELD_OUT_PERCENT
 
 
 def read_file(path: str | PathLike) -> PromptSet:

@@ -23,7 +23,7 @@ def run(script: str, *overrides: str, expect: int = 0) -> str:
 @pytest.mark.slow
 def test_a_training_run_finds_what_was_measured(tmp_path):
     cache = tmp_path / "cache"
-    shared = ("measured.prompts=12", f"measured.cache={cache}", "rollout.steps=5")
+    shared = ("prompts.measured=12", f"measured.cache={cache}", "rollout.steps=5")
     picture = tmp_path / "picture.png"
     out = run("measure_window.py", *shared, f"picture={picture}", f"hydra.run.dir={tmp_path / 'measured'}")
     assert "settles at" in out and "windows of 2 steps start at step 0" in out

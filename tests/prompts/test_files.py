@@ -229,5 +229,17 @@ def test_loading_says_what_it_needs(tmp_path):
     write_prompts(tmp_path / "a.jsonl", PromptSet.sample(3, seed=0))
     with pytest.raises(ValueError, match="has 3 prompts, fewer than the 4"):
         load_prompts(tmp_path / "a.jsonl", 4)
-    with pytest.raises(ValueError, match="held_out is only for"):
-        load_prompts(tmp_path / "a.jsonl", held_out=True)
+    with pytest.raises(ValueError, match="atomicity is only for"):
+        load_prompts(tmp_path / "a.jsonl", atomicity=3)
+
+
+def test_a_files_held_out_prompts_do_not_depend_on_what_else_is_in_it(tmp_path):
+    whole = PromptSet.sample(300, seed=0)
+    write_prompts(tmp_path / "whole.jsonl", whole)
+    write_prompts(tmp_path / "half.jsonl", PromptSet(whole[:150]))
+    train, held_out = (load_prompts(tmp_path / "whole.jsonl", held_out=held) for held in (False, True))
+    assert not set(train.texts) & set(held_out.texts) and set(train.texts) | set(held_out.texts) == set(whole.texts)
+    assert 0.1 < len(held_out) / len(whole) < 0.3
+    assert set(load_prompts(tmp_path / "half.jsonl", held_out=True).texts) == set(held_out.texts) & set(whole.texts[:150])
+    with pytest.raises(ValueError, match="held-out prompts, fewer than the 200"):
+        load_prompts(tmp_path / "whole.jsonl", 200, held_out=True)
