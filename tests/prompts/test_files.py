@@ -240,6 +240,7 @@ def test_a_files_held_out_prompts_do_not_depend_on_what_else_is_in_it(tmp_path):
     train, held_out = (load_prompts(tmp_path / "whole.jsonl", held_out=held) for held in (False, True))
     assert not set(train.texts) & set(held_out.texts) and set(train.texts) | set(held_out.texts) == set(whole.texts)
     assert 0.1 < len(held_out) / len(whole) < 0.3
-    assert set(load_prompts(tmp_path / "half.jsonl", held_out=True).texts) == set(held_out.texts) & set(whole.texts[:150])
+    half = load_prompts(tmp_path / "half.jsonl", held_out=True)
+    assert set(half.texts) == set(held_out.texts) & set(whole.texts[:150])
     with pytest.raises(ValueError, match="held-out prompts, fewer than the 200"):
         load_prompts(tmp_path / "whole.jsonl", 200, held_out=True)
