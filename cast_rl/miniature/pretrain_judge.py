@@ -218,8 +218,8 @@ def sight(learner: Learner) -> set[nn.Parameter]:
     """The parameters that :meth:`Learner.see` depends on."""
     tower = learner.model.model.visual
     late = set(tower.deepstack_merger_list.parameters())
-    taught = [learner.model.get_input_embeddings(), learner.outline, learner.centre]
-    return {p for p in tower.parameters() if p not in late} | {p for m in taught for p in m.parameters()} | {learner.absent}
+    parts = (tower, learner.model.get_input_embeddings(), learner.outline, learner.centre)
+    return {learner.absent, *(p for part in parts for p in part.parameters())} - late
 
 
 def split_parameters(learner: Learner, some: Collection[nn.Parameter]) -> tuple[list[Tensor], list[Tensor]]:
