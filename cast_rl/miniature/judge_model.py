@@ -17,7 +17,6 @@ from cast_rl.scene_graph import number_word, plural
 DIM, LAYERS = 128, 4
 VISION_DIM, VISION_LAYERS, VISION_HEADS = 96, 3, 6
 VISION_THETA = 10.0  # frequencies of positions from 1 to about 1 / VISION_THETA per patch, for a grid of 12x12
-REACH, FOCUS = 1.5, 1.7  # where a head starts out looking: patches to each side, and how sharply
 PATCH, MERGE = 4, 2  # pixels per patch, patches per image token and side: 8x8 pixels per token
 GRID = SIZE // (PATCH * MERGE)  # image tokens per side
 LOOKING = ((1, 0), (1, 1), (2, 0), (2, 1))  # (layer, head) that are taught where to look; evidence is read there
@@ -87,8 +86,6 @@ def build_judge(tokenizer: Qwen2Tokenizer) -> Qwen3VLForConditionalGeneration:
     nn.init.normal_(model.get_input_embeddings().weight, std=0.7)
     nn.init.normal_(model.model.visual.patch_embed.proj.weight, std=(3 * 2 * PATCH**2) ** -0.5)
     model.model.visual.pos_embed.weight.data.copy_(_smooth_positions())
-    for block in model.model.visual.blocks:
-        _look_around(block.attn.qkv)
     nn.init.normal_(model.lm_head.weight, std=0.02)
     return model
 
@@ -100,22 +97,6 @@ def _smooth_positions() -> torch.Tensor:
     rows = waves[:, None].expand(-1, len(axis), -1)
     basis = torch.cat([rows, rows.transpose(0, 1)], -1).flatten(0, 1)  # (N, 14)
     return basis @ torch.randn(basis.shape[1], VISION_DIM) * 0.15
-
-
-def _look_around(qkv: nn.Linear) -> None:
-    """Makes heads start out as a convolution does (ConViT, arXiv 2103.10697): each looks beside its own patch.
-
-    With rotary positions, constant queries and keys, which are biases, give attention by offset alone. One head looks
-    at its own place, four at the diagonal neighbours, the last by content as usual.
-    """
-    half = VISION_DIM // VISION_HEADS // 2  # pairs of channels: half of them turn with the row, half with the column
-    frequency = VISION_THETA ** (-torch.arange(half // 2) / (half // 2))
-    weight, bias = (t.data.view(3, VISION_HEADS, 2 * half, *t.shape[1:]) for t in (qkv.weight, qkv.bias))
-    for head, (down, right) in enumerate(((0, 0), (-REACH, -REACH), (-REACH, REACH), (REACH, -REACH), (REACH, REACH))):
-        angle = torch.cat([down * frequency, right * frequency])
-        weight[:2, head] *= 0.5
-        bias[0, head, :half] = FOCUS
-        bias[1, head, :half], bias[1, head, half:] = FOCUS * angle.cos(), -FOCUS * angle.sin()
 
 
 def save_judge(model: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, folder: Path) -> None:

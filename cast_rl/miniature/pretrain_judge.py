@@ -239,7 +239,7 @@ def train_judge(
     output: Path,
     steps: int = 4_000,
     save_every: int = 150,
-    sight_steps: int = 1_500,
+    sight_steps: int = 1_000,
     sources: tuple[Source, ...] = SOURCES,
     batch: int = BATCH,
 ) -> None:
