@@ -29,13 +29,18 @@ BLURRED, NOISE = 0.3, 0.04  # share of the images that are blurred, and the larg
 class Batch:
     """B augmented images with up to M objects each.
 
-    ``pixels (B, 3, S, S)`` in [0, 1]; ``objects (B, M, 4)`` as in `cast_rl.miniature.judge_data.label`; ``cover
-    (B, M, N)`` the share of each image token that each object covers; ``branches`` and ``answers``: per image the
-    caption and the questions, and the questions' answers' token ids.
+    Args:
+        pixels: ``(B, 3, S, S)`` in [0, 1].
+        objects: ``(B, M, 4)`` and
+        regions: ``(B, S, S)`` as in `cast_rl.miniature.judge_data.label`.
+        cover: ``(B, M, N)``, the share of each image token that each object covers.
+        branches: per image the caption and the questions.
+        answers: per image the token ids of the answers.
     """
 
     pixels: Tensor
     objects: Tensor
+    regions: Tensor
     cover: Tensor
     branches: list[list[Branch]]
     answers: list[list[int]]
@@ -104,7 +109,7 @@ class Asker:
             prompts += [source.prompts[i] for i in rows.tolist()]
         pixels, objects, regions = augment(*(torch.cat(t) for t in zip(*parts, strict=True)))
         branches, answers = self.ask(prompts, objects, random.Random(step * world + rank)) if ask else ([], [])
-        return Batch(pixels, objects, pool(regions, objects.shape[1]), branches, answers)
+        return Batch(pixels, objects, regions, pool(regions, objects.shape[1]), branches, answers)
 
     def ask(
         self, prompts: list[SceneGraph], objects: Tensor, rng: random.Random

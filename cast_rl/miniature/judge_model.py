@@ -15,7 +15,8 @@ from cast_rl.miniature.vocabulary import COLORS, RELATIONS, SHAPES
 from cast_rl.scene_graph import number_word, plural
 
 DIM, LAYERS = 128, 4
-VISION_DIM, VISION_LAYERS = 96, 3
+VISION_DIM, VISION_LAYERS, VISION_HEADS = 96, 3, 6
+VISION_THETA = 10.0  # frequencies of positions from 1 to about 1 / VISION_THETA per patch, for a grid of 12x12
 PATCH, MERGE = 4, 2  # pixels per patch, patches per image token and side: 8x8 pixels per token
 GRID = SIZE // (PATCH * MERGE)  # image tokens per side
 LOOKING = ((1, 0), (1, 1), (2, 0), (2, 1))  # (layer, head) that are taught where to look; evidence is read there
@@ -68,9 +69,10 @@ def build_judge(tokenizer: Qwen2Tokenizer) -> Qwen3VLForConditionalGeneration:
         },
         vision_config={
             "depth": VISION_LAYERS, "hidden_size": VISION_DIM, "intermediate_size": 3 * VISION_DIM,
-            "num_heads": VISION_DIM // 32, "patch_size": PATCH, "spatial_merge_size": MERGE,
+            "num_heads": VISION_HEADS, "patch_size": PATCH, "spatial_merge_size": MERGE,
             "out_hidden_size": DIM, "num_position_embeddings": (SIZE // PATCH) ** 2,
             "deepstack_visual_indexes": [VISION_LAYERS // 2],
+            "rope_parameters": {"rope_type": "axial", "rope_theta": VISION_THETA},
         },
         image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],

@@ -6,7 +6,8 @@ words should look, and what each image token shows, is taught with what the orac
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from cast_rl.miniature.judge_model import (
     MERGE,
     NUMBERS,
     PATCH,
+    VISION_DIM,
     build_judge,
     build_judge_tokenizer,
     save_judge,
@@ -39,7 +41,7 @@ from cast_rl.miniature.render import SIZE
 from cast_rl.miniature.vocabulary import COLORS, SHAPES
 from cast_rl.scene_graph import plural
 
-WEIGHTS = {"answers": 2.0, "looking": 1.0, "cells": 1.0}
+WEIGHTS = {"answers": 2.0, "looking": 1.0, "pixels": 2.0, "cells": 1.0}
 SHARPNESS = 4 * DIM**-0.5  # of the comparison of an image token with words
 PLACE_WEIGHT = 16.0  # of the squared error of centres, in image sides
 LEAST_SHARE = 0.12  # of an image token that an object must cover for the token to show it
@@ -112,23 +114,35 @@ class Learner(nn.Module):
         self.family = Qwen3VL(self.model)
         self.model.requires_grad_(True)
         self.words = Words(tokenizer)
+        self.outline = nn.Linear(VISION_DIM, PATCH**2)  # which of a patch's pixels show an object
         self.absent = nn.Parameter(0.7 * torch.randn(3, DIM))  # no object, no known shape, no colour
         self.centre = nn.Linear(DIM, 3)  # whether a centre is here, and where that of the object shown lies
         self.settings = ImageSettings(PATCH, MERGE, 2, (0.5,) * 3, (0.5,) * 3, SIZE**2, SIZE**2)
 
+    @contextmanager
+    def _watched(self) -> Iterator[dict[str, Tensor]]:
+        """Collects, as the vision tower runs, what its first block and its merger put out."""
+        tower, seen = self.model.model.visual, {}
+        hooks = [
+            part.register_forward_hook(lambda module, given, out, name=name: seen.update({name: out}))
+            for name, part in (("early", tower.blocks[0]), ("merged", tower.merger))
+        ]
+        yield seen
+        for hook in hooks:
+            hook.remove()
+
     def see(self, batch: Batch) -> dict[str, Tensor]:
-        """How well the image tokens show what is in them; the vision tower alone."""
+        """The terms of the loss that need the vision tower alone."""
         grid = torch.tensor([[1, GRID * MERGE, GRID * MERGE]]).expand(len(batch.pixels), -1)
-        seen = self.model.model.visual(patches(batch.pixels, self.settings).flatten(0, 1), grid_thw=grid)
-        return {"cells": WEIGHTS["cells"] * self._cell_loss(seen.pooler_output.unflatten(0, (-1, GRID**2)), batch)}
+        with self._watched() as seen:
+            self.model.model.visual(patches(batch.pixels, self.settings).flatten(0, 1), grid_thw=grid)
+        return self._seeing(seen, batch)
 
     def loss(self, batch: Batch, chat: Chat) -> dict[str, Tensor]:
         """The weighted terms of the loss of one batch, those of :data:`WEIGHTS`."""
-        shown: list[Tensor] = []
-        hook = self.model.model.visual.merger.register_forward_hook(lambda *call: shown.append(call[-1]))
         ids, columns = chat.prefix(GRID**2)
-        prefix = self.family.prefix(patches(batch.pixels, self.settings), (GRID, GRID), ids, columns)
-        hook.remove()
+        with self._watched() as seen:
+            prefix = self.family.prefix(patches(batch.pixels, self.settings), (GRID, GRID), ids, columns)
         packed = pack([[branch.ids for branch in row] for row in batch.branches])
         where, share = self.words.targets(batch, packed)
         queries, slot = _slots(where, len(batch.branches))
@@ -148,9 +162,18 @@ class Learner(nn.Module):
             "answers": F.cross_entropy(self.family.logits(hidden[rows, at]), answers),
             # The Kullback-Leibler divergence of where heads look from where they should.
             "looking": F.kl_div(chance.log(), share[:, None].expand_as(chance), reduction="none").sum(-1).mean(),
-            "cells": self._cell_loss(shown[0].view(len(batch.pixels), -1, DIM), batch),
         }
-        return {name: WEIGHTS[name] * value for name, value in terms.items()}
+        return {name: WEIGHTS[name] * value for name, value in terms.items()} | self._seeing(seen, batch)
+
+    def _seeing(self, seen: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+        """The weighted terms about what the vision tower's first block and image tokens show."""
+        # The pixels of objects, cut into patches as the image is; one channel and frame of them.
+        drawn = patches((batch.regions[:, None] > 0).float().expand(-1, 3, -1, -1), self.settings)
+        drawn = (drawn[..., : PATCH**2] > 0).float().flatten(0, 1)
+        return {
+            "pixels": WEIGHTS["pixels"] * F.binary_cross_entropy_with_logits(self.outline(seen["early"]), drawn),
+            "cells": WEIGHTS["cells"] * self._cell_loss(seen["merged"].unflatten(0, (-1, GRID**2)), batch),
+        }
 
     def _cell_loss(self, features: Tensor, batch: Batch) -> Tensor:
         """How well image tokens' ``features (B, N, DIM)`` say which objects they show and where centres lie.
@@ -195,8 +218,8 @@ def sight(learner: Learner) -> set[nn.Parameter]:
     """The parameters that :meth:`Learner.see` depends on."""
     tower = learner.model.model.visual
     late = set(tower.deepstack_merger_list.parameters())
-    words = learner.model.get_input_embeddings().weight
-    return {p for p in tower.parameters() if p not in late} | {words, learner.absent, *learner.centre.parameters()}
+    parts = (tower, learner.model.get_input_embeddings(), learner.outline, learner.centre)
+    return {learner.absent, *(p for part in parts for p in part.parameters())} - late
 
 
 def split_parameters(learner: Learner, some: Collection[nn.Parameter]) -> tuple[list[Tensor], list[Tensor]]:
@@ -216,7 +239,7 @@ def train_judge(
     output: Path,
     steps: int = 4_000,
     save_every: int = 150,
-    sight_steps: int = 1_500,
+    sight_steps: int = 1_000,
     sources: tuple[Source, ...] = SOURCES,
     batch: int = BATCH,
 ) -> None:

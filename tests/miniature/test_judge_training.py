@@ -142,7 +142,8 @@ def looks(learner, chat, graph, image_graph, question):
     cover = pool(found["regions"], found["objects"].shape[1])
     branches = [[chat.caption(graph.render()[0]), chat.question(question)]]
     packed = pack([[b.ids for b in branches[0]]])
-    where, share = learner.words.targets(Batch(found["pixels"], found["objects"], cover, branches, [[]]), packed)
+    batch = Batch(found["pixels"], found["objects"], found["regions"], cover, branches, [[]])
+    where, share = learner.words.targets(batch, packed)
     out = {}
     for (_, t), row in zip(where.tolist(), share, strict=True):
         word = chat.tokenizer.decode(int(packed.ids[0, t])).strip()
@@ -187,9 +188,11 @@ def test_a_few_steps_on_one_batch_lower_every_term_of_the_loss(learner, chat, to
 def test_the_vision_tower_learns_by_itself_what_it_teaches_the_whole(learner, tokenizer, chat, scenes):
     torch.manual_seed(0)
     batch = Asker(tokenizer, chat, scenes)(0, 3)
-    alone = learner.see(batch)["cells"]
-    assert alone.item() == pytest.approx(learner.loss(batch, chat)["cells"].item(), rel=1e-5)
-    alone.backward()
+    alone, whole = learner.see(batch), learner.loss(batch, chat)
+    assert set(alone) < set(whole) == set(WEIGHTS)
+    for name, value in alone.items():
+        assert value.item() == pytest.approx(whole[name].item(), rel=1e-5)
+    sum(alone.values()).backward()
     reached = {p for p in learner.parameters() if p.grad is not None}
     assert reached == sight(learner)
 
