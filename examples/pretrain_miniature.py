@@ -66,7 +66,7 @@ def main() -> None:
     a.add_argument("--folder", type=Path, default=Path("runs/miniature"), help="checkpoints and training scenes")
     a.add_argument("--output", type=Path, default=WEIGHTS / "generator", help="where the pipeline is written")
     a.add_argument("--codec-steps", type=int, default=1100)
-    a.add_argument("--steps", type=int, default=8_750)
+    a.add_argument("--steps", type=int, default=11_450)
     a.set_defaults(run=train)
     b = commands.add_parser("check", help="measure the shipped generator on held-out prompts with the oracle")
     b.add_argument("--weights", type=Path, default=WEIGHTS / "generator")
