@@ -87,7 +87,7 @@ def main() -> None:
     a.add_argument("--folder", type=Path, default=Path("runs/miniature"), help="checkpoints and training scenes")
     a.add_argument("--output", type=Path, default=WEIGHTS / "generator", help="where the pipeline is written")
     a.add_argument("--codec-steps", type=int, default=1100)
-    a.add_argument("--steps", type=int, default=8_750)
+    a.add_argument("--steps", type=int, default=11_450)
     a.set_defaults(run=train)
     c = commands.add_parser("judge", help="train the judge from scratch, or go on where it stopped")
     c.add_argument("--generator", type=Path, default=WEIGHTS / "generator", help="whose samples it learns from")

@@ -17,7 +17,7 @@ from cast_rl.scene_graph import SceneGraph
 SIZE = 48
 RADIUS = (4.3, 5.2)
 BORDER = 6.7  # no centre nearer to an edge
-GAP = 5.5  # least distance between two outlines: where little room is left, a generator draws objects that touch
+GAP = 7.0  # least distance between two outlines: where little room is left, a generator draws objects that touch
 BETWEEN = 4.0  # least distance of a related object's centre from the line that separates the groups
 RGB = torch.tensor(
     [
@@ -146,7 +146,7 @@ def place(graphs: Sequence[SceneGraph], g: torch.Generator, tries: int = 48) -> 
     return Layout(xy, radius, shape, color, group, present, ok)
 
 
-def layouts(graphs: Sequence[SceneGraph], g: torch.Generator, attempts: int = 40) -> Layout:
+def layouts(graphs: Sequence[SceneGraph], g: torch.Generator, attempts: int = 400) -> Layout:
     """As :func:`place`, trying again where an object found no place.
 
     Raises:
