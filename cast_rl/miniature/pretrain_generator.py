@@ -22,12 +22,7 @@ from cast_rl.scene_graph import SceneGraph
 
 CHUNKS, CHUNK = 12, 4_000  # training scenes: 12 x 4,000
 BATCH = 64
-<<<<<<< HEAD
-CAREFUL = 0.96  # share of the steps with careful captions, before the careless ones
-=======
-ADAM_RATE, MUON_RATE = 2e-3, 2e-2
 CAREFUL = 0.939  # share of the steps with careful captions, before the careless ones
->>>>>>> main
 DROP_CAPTION = 0.1  # share of the captions replaced by " ", the pipeline's usual negative prompt
 SIGMA_LOGIT = (0.4, 1.0)  # mean and standard deviation of logit(sigma)
 SIGMA_HIGH = (0.3, 0.75)  # share of samples at a sigma uniform above the second value, where the layout is decided
