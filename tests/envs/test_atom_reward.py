@@ -6,6 +6,7 @@ from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import check_env_specs
 from toy import GRID, PROMPTS, ToyBackbone, ToyJudge, ToyPrompt, toy_env, toy_policy, toy_training_env
 
+from cast_rl import scene_graph
 from cast_rl.envs import AtomRewardTransform
 from cast_rl.envs.atom_reward import reachable_atoms
 from cast_rl.prompts import PromptSet
@@ -243,7 +244,7 @@ def test_the_reward_weighs_skills():
         ({"count": -1}, r"\['count'\]=-1"),
         ({"count": float("inf")}, "=inf must be a number"),
         ({"count": None}, "=None must be a number"),
-        (dict.fromkeys(SKILLS, 0), "nothing to reward"),
+        (dict.fromkeys(scene_graph.SKILLS, 0), "nothing to reward"),
     ],
 )
 def test_wrong_weights_are_refused(weights, message):
