@@ -268,9 +268,7 @@ def train_judge(
     seeing = fit(learner, *parts, see, Recipe(sight_steps, save_every), folder / "sight")
     learner.load_state_dict(seeing.state_dict())
     parts = split_parameters(learner, set(learner.parameters()))
-    # Half the usual rates, so that what the vision tower has learned is not lost when the rest begins.
-    recipe = Recipe(steps, save_every, adam_rate=1e-3, muon_rate=1e-2)
-    average = fit(learner, *parts, answer, recipe, folder / "judge")
+    average = fit(learner, *parts, answer, Recipe(steps, save_every), folder / "judge")
     if rank_and_world()[0] == 0:
         save_judge(average.model, tokenizer, output)
         EvidenceSettings(heads=LOOKING).save(output / FILE_NAME)
