@@ -257,7 +257,6 @@ def train_judge(
     chat = Chat(tokenizer, config.image_token_id, config.vision_end_token_id)
     asker = Asker(tokenizer, chat, images)
 
-
     def see(step: int) -> dict[str, Tensor]:
         return learner.see(asker(step, batch, ask=False))
 
