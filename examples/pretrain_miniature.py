@@ -55,7 +55,7 @@ def train(args: argparse.Namespace) -> None:
 def teach(args: argparse.Namespace) -> None:
     """Scenes and samples, then the judge; the result is a model folder in half precision."""
     join_group()
-    train_judge(args.generator, args.folder, args.output, steps=args.steps)
+    train_judge(args.generator, args.folder, args.output, steps=args.steps, sight_steps=args.sight_steps)
     if not dist.is_initialized() or dist.get_rank() == 0:
         measure = f"python examples/pretrain_miniature.py check --judge {args.output}"
         print(f"wrote {args.output}; measure it with: {measure}")
@@ -93,7 +93,8 @@ def main() -> None:
     c.add_argument("--generator", type=Path, default=WEIGHTS / "generator", help="whose samples it learns from")
     c.add_argument("--folder", type=Path, default=Path("runs/miniature"), help="checkpoints and training images")
     c.add_argument("--output", type=Path, default=WEIGHTS / "judge", help="where the model is written")
-    c.add_argument("--steps", type=int, default=4_000)
+    c.add_argument("--sight-steps", type=int, default=1_000, help="of the vision tower alone, which come first")
+    c.add_argument("--steps", type=int, default=3_000)
     c.set_defaults(run=teach)
     b = commands.add_parser("check", help="measure generator and judge on held-out prompts with the oracle")
     b.add_argument("--weights", type=Path, default=WEIGHTS / "generator")

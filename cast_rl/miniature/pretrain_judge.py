@@ -237,7 +237,7 @@ def train_judge(
     generator: Path,
     folder: Path,
     output: Path,
-    steps: int = 4_000,
+    steps: int = 3_000,
     save_every: int = 150,
     sight_steps: int = 1_000,
     sources: tuple[Source, ...] = SOURCES,
@@ -246,7 +246,7 @@ def train_judge(
     """Train, or go on training, the judge and write its folder; images and checkpoints live in ``folder``.
 
     The vision tower learns first, ``sight_steps`` by itself: shapes take long to tell apart, and a step of it alone
-    costs a fifth of one of the whole, ``steps`` of which follow. In a ``torchrun`` group each process takes its share
+    costs a quarter of one of the whole, ``steps`` of which follow. In a ``torchrun`` group each process takes its share
     of every batch. Randomness is a function of the step, so that a resumed run repeats what an uninterrupted one does.
     """
     images = judge_images(generator, folder / "judge_images", sources)
