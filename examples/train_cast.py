@@ -38,7 +38,7 @@ from cast_rl.prompts import load_prompts
 from cast_rl.resume import resume
 from cast_rl.saving import save_weights
 from cast_rl.seeding import derive_seed
-from cast_rl.settings import check_counts
+from cast_rl.settings import check_training
 from cast_rl.window import FixedWindow
 from cast_rl.window.measured import measured_window
 
@@ -46,24 +46,22 @@ from cast_rl.window.measured import measured_window
 @hydra.main(config_path="config", config_name="train_cast", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
-    at_least_one = ["iterations", "checkpoint_every", "optim.epochs", "optim.batch_size"]
-    at_least_two = ["prompts.held_out", "prompts.measured"]
-    check_counts(cfg, dict.fromkeys(at_least_one, 1) | dict.fromkeys(at_least_two, 2) | {"log.pictures": 0})
+    check_training(cfg)
     window = None if cfg.window == "measured" else FixedWindow.between(cfg.window)
 
-    # The model, who judges its images, and what to draw. Of the prompts held out none trains.
+    # What to draw: nothing trains on what is held out. Then the model, and who judges its images.
+    train = load_prompts(cfg.prompts.source, cfg.prompts.train, seed=1000 + cfg.seed, held_out=False)
+    held_out = load_prompts(cfg.prompts.source, cfg.prompts.held_out, seed=cfg.prompts.held_out_seed, held_out=True)
+    print(f"{len(train)} training prompts such as {train[0].text!r}; {len(held_out)} held out")
     source = GENERATOR if cfg.model.source == "miniature" else cfg.model.source
     options = {"dtype": cfg.model.dtype, "device": cfg.device, "guidance": cfg.model.guidance, **cfg.model.options}
     backbone = load_backbone(source, memory=cfg.memory, **options)
     size = {"height": cfg.model.height, "width": cfg.model.width, "steps": cfg.model.steps}
     rollout_size = size | {"steps": cfg.rollout.steps}
     noise = {"transition": cfg.rollout.transition, "a": cfg.rollout.noise}
-    judge = load_judge(cfg.judge, device=cfg.device)
-    examiner = judge if cfg.examiner == cfg.judge else load_judge(cfg.examiner, device=cfg.device)
-
-    train = load_prompts(cfg.prompts.source, cfg.prompts.train, seed=1000 + cfg.seed, held_out=False)
-    held_out = load_prompts(cfg.prompts.source, cfg.prompts.held_out, seed=cfg.prompts.held_out_seed, held_out=True)
-    print(f"{len(train)} training prompts such as {train[0].text!r}; {len(held_out)} held out")
+    judging = {"device": cfg.judge_device or cfg.device, "dtype": cfg.judge_dtype}
+    judge = load_judge(cfg.judge, **judging)
+    examiner = judge if cfg.examiner == cfg.judge else load_judge(cfg.examiner, **judging)
 
     if window is None:
         probes = load_prompts(cfg.prompts.source, cfg.prompts.measured, seed=cfg.measured.seed, held_out=False)
@@ -94,8 +92,8 @@ def main(cfg: DictConfig) -> None:
         seed=cfg.seed,
         share_noise=cfg.rollout.share_noise,
     )
-    judging = {"skill_weights": cfg.skill_weights, "max_failed": cfg.max_judge_failures}
-    atom_reward = AtomRewardTransform(judge, train, grid=base_env.latent_shape[1:], **judging)
+    rewarding = {"skill_weights": cfg.skill_weights, "max_failed": cfg.max_judge_failures}
+    atom_reward = AtomRewardTransform(judge, train, grid=base_env.latent_shape[1:], **rewarding)
     env = TransformedEnv(base_env, atom_reward)
     policy = make_policy(backbone, bank, base_env.sigmas, **noise)
 

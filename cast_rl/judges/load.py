@@ -21,7 +21,9 @@ from cast_rl.judges.vlm import VLMJudge
 FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Family]]] = {
     model.config_class.model_type: (model, family) for family in (Qwen3VL, Qwen2_5_VL) for model in family.model_classes
 }
-NAMES = "'miniature', the shipped tiny model; 'oracle', the miniature's exact judge; 'soft_oracle', an unsure one"
+NAMES = (
+    "'miniature', a tiny model (not shipped yet); 'oracle', the miniature's exact judge; 'soft_oracle', an unsure one"
+)
 
 
 def load_judge(
@@ -41,7 +43,8 @@ def load_judge(
 
     Args:
         source: a folder in transformers' format, a Hugging Face hub id, or a name: ``"miniature"``, the tiny model that
-            is shipped, ``"oracle"`` or ``"soft_oracle"``. The oracles compute on the CPU, exactly, and heed no option.
+            `examples/pretrain_miniature.py judge` trains, ``"oracle"`` or ``"soft_oracle"``. The oracles compute on the
+            CPU, exactly, and heed no option.
         device: where the model goes. Images are sent there.
         dtype: of the model, as ``torch.bfloat16`` or ``"bfloat16"``; ``"auto"`` for the checkpoint's own.
         answers: ``"robust"`` or ``"official"``, GenEval 2's protocol to the letter.

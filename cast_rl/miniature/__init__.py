@@ -13,9 +13,10 @@ STEPS = 10
 __all__ = ["GENERATOR", "GUIDANCE", "STEPS", "Oracle", "SoftOracle", "miniature_prompts"]
 
 
-def miniature_prompts(n: int, seed: int, *, held_out: bool) -> PromptSet:
+def miniature_prompts(n: int, seed: int, *, held_out: bool | None) -> PromptSet:
     """``n`` different prompts of two and three groups of objects, as hard in training as in evaluation.
 
-    Held-out prompts contain a pair of kinds that neither the generator's training nor the other split has seen.
+    Held-out prompts contain a pair of kinds that neither the generator's training nor the other split has seen;
+    None takes whatever is drawn.
     """
     return PromptSet.from_graphs(sample_graphs(n, seed, held_out=held_out))

@@ -62,9 +62,9 @@ def sample_graph(
 
 
 def sample_graphs(
-    n: int, seed: int, *, held_out: bool, groups: Sequence[float] = TEST_GROUPS, related: float = TEST_RELATED
+    n: int, seed: int, *, held_out: bool | None, groups: Sequence[float] = TEST_GROUPS, related: float = TEST_RELATED
 ) -> list[SceneGraph]:
-    """``n`` scene graphs without duplicates, all held out or none.
+    """``n`` scene graphs without duplicates, all held out, none, or (None) whatever is drawn.
 
     Raises:
         ValueError: so few graphs exist that ``n`` different ones were not found.

@@ -45,7 +45,7 @@ def load_prompts(
     if source in ("miniature", "common") or path.suffix in (".yaml", ".yml"):
         if n is None:
             raise ValueError(f"prompts are sampled from {source}: say how many with n")
-        if source == "miniature" and not sampling and held_out is not None:
+        if source == "miniature" and not sampling:
             from cast_rl.miniature import miniature_prompts  # the miniature builds on this package
 
             return miniature_prompts(n, seed, held_out=held_out)
@@ -59,7 +59,11 @@ def load_prompts(
     else:
         prompts = read_file(path)
     if held_out is not None:
-        prompts = PromptSet(p for p in prompts if _is_held_out(p.text) == held_out)
+        chosen = [p for p in prompts if _is_held_out(p.text) == held_out]
+        if not chosen:
+            side = "held out" if held_out else "to train on"
+            raise ValueError(f"none of the {len(prompts)} prompts of {source} is {side}; give it more prompts")
+        prompts = PromptSet(chosen)
     if n is None or n == len(prompts):
         return prompts
     if n > len(prompts):

@@ -160,4 +160,7 @@ def sample_graphs(
             layout.taken()
             yield graph
     if len(seen) < n:
-        raise ValueError(f"found only {len(seen)} different prompts of the {n} asked for; ask for fewer")
+        raise ValueError(
+            f"found only {len(seen)} different prompts of the {n} asked for; ask for "
+            "fewer, or for other numbers of facts (atomicity): every number asked for has to be met equally often"
+        )
