@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-
 AT_LEAST_ONE = ("iterations", "checkpoint_every", "optim.epochs", "optim.batch_size", "rollout.steps")
 AT_LEAST_TWO = ("prompts.held_out", "prompts.measured")
 OR_NONE = ("prompts.train", "prompts.held_out", "optim.micro_batch", "memory.forward_batch")

@@ -231,6 +231,9 @@ def test_loading_says_what_it_needs(tmp_path):
         load_prompts(tmp_path / "a.jsonl", 4)
     with pytest.raises(ValueError, match="atomicity is only for"):
         load_prompts(tmp_path / "a.jsonl", atomicity=3)
+    write_prompts(tmp_path / "one.jsonl", PromptSet.sample(1, seed=0))
+    with pytest.raises(ValueError, match="none of the 1 prompts of .*one.jsonl is (held out|to train on)"):
+        [load_prompts(tmp_path / "one.jsonl", held_out=held_out) for held_out in (True, False)]
 
 
 def test_a_files_held_out_prompts_do_not_depend_on_what_else_is_in_it(tmp_path):
