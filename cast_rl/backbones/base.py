@@ -86,17 +86,17 @@ class Backbone(Trainable, ABC):
         self.freed_text_encoders: tuple[str, ...] = ()
         self.on_disk: tuple[str, ...] = ()
 
+    @property
+    def cell(self) -> int:
+        """Pixels per side of one latent position: as many as the VAE joins, unless a family says otherwise."""
+        return self.pipe.vae_scale_factor
+
     # Each family gives the following.
 
     @property
     @abstractmethod
     def channels(self) -> int:
         """Channels of the spatial latent."""
-
-    @property
-    @abstractmethod
-    def cell(self) -> int:
-        """Pixels per side of one latent position."""
 
     @property
     @abstractmethod

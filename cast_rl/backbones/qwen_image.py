@@ -42,10 +42,6 @@ class QwenImage(Backbone):
         return self.pipe.transformer.config.in_channels // 4
 
     @property
-    def cell(self) -> int:
-        return self.pipe.vae_scale_factor
-
-    @property
     def pixel_multiple(self) -> int:
         return 2 * self.cell
 

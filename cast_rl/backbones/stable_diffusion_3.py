@@ -24,10 +24,6 @@ class StableDiffusion3(Backbone):
         return self.pipe.transformer.config.in_channels
 
     @property
-    def cell(self) -> int:
-        return self.pipe.vae_scale_factor
-
-    @property
     def pixel_multiple(self) -> int:
         return self.pipe.patch_size * self.cell
 

@@ -28,10 +28,6 @@ class ZImage(Backbone):
         return self.pipe.transformer.in_channels
 
     @property
-    def cell(self) -> int:
-        return self.pipe.vae_scale_factor
-
-    @property
     def pixel_multiple(self) -> int:
         return 2 * self.cell
 

@@ -22,7 +22,7 @@ from cast_rl.miniature import GUIDANCE, STEPS
 from cast_rl.miniature.oracle import Found, parse
 from cast_rl.miniature.processes import rank_and_world, wait_for_all
 from cast_rl.miniature.render import SIZE, render_graphs
-from cast_rl.miniature.vocabulary import COLORS, SHAPES, TEST_GROUPS, is_held_out, sample_graph, sample_graphs
+from cast_rl.miniature.vocabulary import COLORS, SHAPES, TEST_GROUPS, sample_graphs, training_graphs
 from cast_rl.prompt_bank import PromptBank
 from cast_rl.scene_graph import SceneGraph
 from cast_rl.transitions import ode_step, transition_mean_std
@@ -49,13 +49,7 @@ def prompts_of(kind: str, index: int, size: int) -> list[SceneGraph]:
     seed = 50_000_000 + index
     if kind != "render":
         return sample_graphs(size, seed + (500 if kind == "sample" else 0), held_out=False, groups=TEST_GROUPS)
-    rng = random.Random(seed)
-    graphs: list[SceneGraph] = []
-    while len(graphs) < size:
-        graph = sample_graph(rng, RENDER_GROUPS)
-        if not is_held_out(graph):
-            graphs.append(graph)
-    return graphs
+    return training_graphs(size, random.Random(seed), RENDER_GROUPS)
 
 
 @torch.no_grad()

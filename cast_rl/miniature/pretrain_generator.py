@@ -17,8 +17,7 @@ from cast_rl.miniature.captions import caption
 from cast_rl.miniature.fit import Recipe, fit
 from cast_rl.miniature.processes import rank_and_world, wait_for_all
 from cast_rl.miniature.render import layouts, render
-from cast_rl.miniature.vocabulary import TRAIN_GROUPS, is_held_out, sample_graph
-from cast_rl.scene_graph import SceneGraph
+from cast_rl.miniature.vocabulary import training_graphs
 
 CHUNKS, CHUNK = 12, 4_000  # training scenes: 12 x 4,000
 BATCH = 64
@@ -26,16 +25,6 @@ CAREFUL = 0.939  # share of the steps with careful captions, before the careless
 DROP_CAPTION = 0.1  # share of the captions replaced by " ", the pipeline's usual negative prompt
 SIGMA_LOGIT = (0.4, 1.0)  # mean and standard deviation of logit(sigma)
 SIGMA_HIGH = (0.3, 0.75)  # share of samples at a sigma uniform above the second value, where the layout is decided
-
-
-def training_graphs(n: int, rng: random.Random) -> list[SceneGraph]:
-    """``n`` scene graphs, none of them held out for evaluation; simple ones repeat."""
-    graphs: list[SceneGraph] = []
-    while len(graphs) < n:
-        graph = sample_graph(rng, TRAIN_GROUPS)
-        if not is_held_out(graph):
-            graphs.append(graph)
-    return graphs
 
 
 def tokenize(pipe: QwenImagePipeline, texts: list[str]) -> tuple[Tensor, Tensor]:

@@ -61,6 +61,16 @@ def sample_graph(
     return graph
 
 
+def training_graphs(n: int, rng: random.Random, groups: Sequence[float] = TRAIN_GROUPS) -> list[SceneGraph]:
+    """``n`` scene graphs, none of them held out for evaluation; simple ones repeat."""
+    graphs: list[SceneGraph] = []
+    while len(graphs) < n:
+        graph = sample_graph(rng, groups)
+        if not is_held_out(graph):
+            graphs.append(graph)
+    return graphs
+
+
 def sample_graphs(
     n: int, seed: int, *, held_out: bool | None, groups: Sequence[float] = TEST_GROUPS, related: float = TEST_RELATED
 ) -> list[SceneGraph]:

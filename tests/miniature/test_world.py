@@ -8,9 +8,8 @@ import torch
 
 from cast_rl.miniature import miniature_prompts
 from cast_rl.miniature.captions import CARELESS, MISTAKE, caption
-from cast_rl.miniature.pretrain_generator import training_graphs
 from cast_rl.miniature.render import GAP, SIZE, layouts, render, render_graphs
-from cast_rl.miniature.vocabulary import MAX_OBJECTS, sample_graphs
+from cast_rl.miniature.vocabulary import MAX_OBJECTS, sample_graphs, training_graphs
 from cast_rl.relations import OPPOSITE
 from cast_rl.scene_graph import Entity, SceneGraph
 
