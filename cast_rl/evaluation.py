@@ -43,8 +43,15 @@ class Evaluation:
         """Whether every atom of an image holds (score above one half), bool ``(N,)``; not without any score."""
         return ((self.scores > 0.5) | ~self.mask).all(1) & self.mask.any(1)
 
+    @property
+    def hard(self) -> list[int]:
+        """The third of the prompts with the most atoms, which no score decides; of equal ones those that come last."""
+        order = sorted(range(len(self.prompts)), key=lambda i: len(self.prompts[i].atoms))
+        return order[len(order) - len(order) // 3 :]
+
     def figures(self) -> dict[str, float]:
-        """``atom_score`` and ``all_correct`` with their standard errors over prompts, and the mean score per skill.
+        """``atom_score`` and ``all_correct`` with their standard errors over prompts, both for the hard third as
+        ``hard_...`` (NaN if nothing of it was judged), and the mean score per skill.
 
         With a scene-level atom (the number of objects there are) among the atoms, ``all_correct`` is strict: an
         unrequested object counts against it.
@@ -61,6 +68,8 @@ class Evaluation:
             "atom_score_se": _standard_error(atom),
             "all_correct": correct.mean().item(),
             "all_correct_se": _standard_error(correct),
+            "hard_atom_score": self.atom_means[self.hard].nanmean().item(),
+            "hard_all_correct": correct[self.hard].mean().item(),
             **{f"skill_{name}": sum(s) / len(s) for name, s in sorted(skills.items())},
         }
 

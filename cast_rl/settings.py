@@ -6,15 +6,36 @@ from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
+from cast_rl.window import FixedWindow
+
 AT_LEAST_ONE = ("iterations", "checkpoint_every", "optim.epochs", "optim.batch_size", "rollout.steps")
 AT_LEAST_TWO = ("prompts.held_out", "prompts.measured")
+ORDERS = ("random", "sliding")
 OR_NONE = ("prompts.train", "prompts.held_out", "optim.micro_batch", "memory.forward_batch")
 
 
-def check_training(config: DictConfig) -> None:
-    """:func:`check_counts` for the settings of ``examples/config/train_cast.yaml``."""
+def check_training(config: DictConfig) -> FixedWindow | None:
+    """Checks the settings of ``examples/config/train_cast.yaml``; returns the window that is set by hand.
+
+    None stands for ``window=measured``.
+
+    Raises:
+        ValueError: a count is too small (see :func:`check_counts`), the window is none or ends after the last
+            denoising step of a rollout, or the order of measured windows is unknown.
+    """
     least = dict.fromkeys(AT_LEAST_ONE + OR_NONE, 1) | dict.fromkeys(AT_LEAST_TWO, 2) | {"log.pictures": 0}
     check_counts(config, least, or_none=OR_NONE)
+    if config.window == "measured":
+        if config.measured.order not in ORDERS:
+            raise ValueError(f"unknown measured.order={config.measured.order}; choose {' or '.join(ORDERS)}")
+        return None
+    window = FixedWindow.between(config.window)
+    if window.start + window.width > config.rollout.steps:
+        raise ValueError(
+            f"window={config.window} ends after the last of the rollout.steps={config.rollout.steps} denoising steps; "
+            "give an earlier window or more steps"
+        )
+    return window
 
 
 def check_counts(config: DictConfig, least: Mapping[str, int], *, or_none: Sequence[str] = ()) -> None:

@@ -20,7 +20,6 @@ from cast_rl.backbones import load_backbone
 from cast_rl.benchmark import hardest, report, table
 from cast_rl.image_files import generate_images, judge_images, read_image_map
 from cast_rl.judges import load_judge
-from cast_rl.miniature import GENERATOR
 from cast_rl.prompts import PromptSet, load_prompts
 
 
@@ -59,8 +58,7 @@ def arguments() -> argparse.Namespace:
 
 def generate(args: argparse.Namespace, prompts: PromptSet) -> dict[str, Path]:
     """Make the images and list them in ``map.json``."""
-    model = GENERATOR if args.model == "miniature" else args.model
-    backbone = load_backbone(model, dtype=args.dtype, device=args.device or "cpu", guidance=args.guidance)
+    backbone = load_backbone(args.model, dtype=args.dtype, device=args.device or "cpu", guidance=args.guidance)
     if args.lora:
         backbone.load_lora(args.lora)
     names = {"model": args.model, "lora": args.lora and str(args.lora), "dtype": args.dtype, "guidance": args.guidance}

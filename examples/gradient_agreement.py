@@ -19,7 +19,7 @@ from tqdm import tqdm
 from cast_rl.backbones import load_backbone
 from cast_rl.envs import AtomRewardTransform, DenoisingEnv
 from cast_rl.judges import load_judge
-from cast_rl.miniature import GENERATOR, GUIDANCE, STEPS, miniature_prompts
+from cast_rl.miniature import GUIDANCE, STEPS, miniature_prompts
 from cast_rl.objectives import AtomAdvantage, CASTLoss
 from cast_rl.policy import make_policy
 from cast_rl.prompt_bank import PromptBank
@@ -55,7 +55,7 @@ def main() -> None:
         parser.error(f"--batches {args.batches}: at least 3 are needed for a standard error")
 
     torch.manual_seed(args.seed)
-    backbone = load_backbone(GENERATOR, guidance=GUIDANCE, device=args.device)
+    backbone = load_backbone("miniature", guidance=GUIDANCE, device=args.device)
     backbone.train_weights(keep_reference=False)
     prompts = miniature_prompts(500, seed=77, held_out=False)
     base_env = DenoisingEnv.from_backbone(

@@ -16,7 +16,6 @@ from omegaconf import DictConfig
 
 from cast_rl.backbones import load_backbone
 from cast_rl.judges import load_judge
-from cast_rl.miniature import GENERATOR
 from cast_rl.prompts import load_prompts
 from cast_rl.settings import check_counts
 from cast_rl.window.measured import measured_window
@@ -26,9 +25,8 @@ from cast_rl.window.measured import measured_window
 def main(cfg: DictConfig) -> None:
     folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
     check_counts(cfg, {"prompts.measured": 2, "measured.window_width": 1, "rollout.steps": 1})
-    source = GENERATOR if cfg.model.source == "miniature" else cfg.model.source
     options = {"dtype": cfg.model.dtype, "device": cfg.device, "guidance": cfg.model.guidance, **cfg.model.options}
-    backbone = load_backbone(source, memory=cfg.memory, **options)
+    backbone = load_backbone(cfg.model.source, memory=cfg.memory, **options)
     size = {"height": cfg.model.height, "width": cfg.model.width, "steps": cfg.rollout.steps}
     noise = {"transition": cfg.rollout.transition, "a": cfg.rollout.noise}
     probes = load_prompts(cfg.prompts.source, cfg.prompts.measured, seed=cfg.measured.seed, held_out=False)

@@ -9,7 +9,6 @@ Every setting is in ``config/train_cast.yaml``. Results land in ``runs/train_cas
 killed, repeat its command line with its folder: ``hydra.run.dir=runs/train_cast/<time>``.
 """
 
-import json
 from functools import partial
 from pathlib import Path
 
@@ -26,36 +25,32 @@ from tqdm import tqdm
 from cast_rl.backbones import free_text_encoders, load_backbone
 from cast_rl.ema import WeightAverage
 from cast_rl.envs import AtomRewardTransform, DenoisingEnv
-from cast_rl.evaluation import compare, evaluate, table
+from cast_rl.evaluation import evaluate
 from cast_rl.judges import load_judge
-from cast_rl.miniature import GENERATOR
 from cast_rl.objectives import AtomAdvantage, CASTLoss
 from cast_rl.optim import GuardedStep, backward_in_parts
-from cast_rl.pictures import before_after, learning_curve
 from cast_rl.policy import make_policy
 from cast_rl.prompt_bank import PromptBank
 from cast_rl.prompts import load_prompts
+from cast_rl.report import write_report
 from cast_rl.resume import resume
 from cast_rl.saving import save_weights
 from cast_rl.seeding import derive_seed
 from cast_rl.settings import check_training
-from cast_rl.window import FixedWindow
 from cast_rl.window.measured import measured_window
 
 
 @hydra.main(config_path="config", config_name="train_cast", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
-    check_training(cfg)
-    window = None if cfg.window == "measured" else FixedWindow.between(cfg.window)
+    window = check_training(cfg)
 
     # What to draw: nothing trains on what is held out. Then the model, and who judges its images.
     train = load_prompts(cfg.prompts.source, cfg.prompts.train, seed=1000 + cfg.seed, held_out=False)
     held_out = load_prompts(cfg.prompts.source, cfg.prompts.held_out, seed=cfg.prompts.held_out_seed, held_out=True)
     print(f"{len(train)} training prompts such as {train[0].text!r}; {len(held_out)} held out")
-    source = GENERATOR if cfg.model.source == "miniature" else cfg.model.source
     options = {"dtype": cfg.model.dtype, "device": cfg.device, "guidance": cfg.model.guidance, **cfg.model.options}
-    backbone = load_backbone(source, memory=cfg.memory, **options)
+    backbone = load_backbone(cfg.model.source, memory=cfg.memory, **options)
     size = {"height": cfg.model.height, "width": cfg.model.width, "steps": cfg.model.steps}
     rollout_size = size | {"steps": cfg.rollout.steps}
     noise = {"transition": cfg.rollout.transition, "a": cfg.rollout.noise}
@@ -68,11 +63,9 @@ def main(cfg: DictConfig) -> None:
         settings = {**rollout_size, **noise, **cfg.measured, "negative_prompt": cfg.model.negative_prompt}
         window = measured_window(backbone, judge, probes, folder, **settings)
     torch.manual_seed(cfg.seed)
-    if cfg.model.lora is not None:
-        backbone.add_lora(**cfg.model.lora)
-    else:
-        # The KL term needs the model before training: LoRA has it with adapters off, otherwise a copy is kept.
-        backbone.train_weights(keep_reference=cfg.loss.kl_coeff is not None, only=cfg.model.weights)
+    # The KL term needs the model before training: LoRA has it with adapters off, otherwise a copy is kept.
+    keep = cfg.loss.kl_coeff is not None
+    backbone.make_trainable(lora=cfg.model.lora, only=cfg.model.weights, keep_reference=keep)
 
     # Prompts are encoded once; from here on a prompt is an integer.
     encode = partial(PromptBank.encode, backbone, negative=cfg.model.negative_prompt, folder=cfg.memory.prompt_bank)
@@ -81,17 +74,9 @@ def main(cfg: DictConfig) -> None:
         free_text_encoders(backbone)
 
     # Each episode denoises one batch of groups; the judge scores the images at its end.
-    base_env = DenoisingEnv.from_backbone(
-        backbone,
-        len(train),
-        **rollout_size,
-        **noise,
-        prompts_per_batch=cfg.rollout.prompts_per_iteration,
-        group_size=cfg.rollout.group_size,
-        window=window,
-        seed=cfg.seed,
-        share_noise=cfg.rollout.share_noise,
-    )
+    groups = {"prompts_per_batch": cfg.rollout.prompts_per_iteration, "group_size": cfg.rollout.group_size}
+    randomness = {"window": window, "seed": cfg.seed, "share_noise": cfg.rollout.share_noise}
+    base_env = DenoisingEnv.from_backbone(backbone, len(train), **rollout_size, **noise, **groups, **randomness)
     rewarding = {"skill_weights": cfg.skill_weights, "max_failed": cfg.max_judge_failures}
     atom_reward = AtomRewardTransform(judge, train, grid=base_env.latent_shape[1:], **rewarding)
     env = TransformedEnv(base_env, atom_reward)
@@ -109,9 +94,8 @@ def main(cfg: DictConfig) -> None:
     )
     kl = {"kl_coeff": cfg.loss.kl_coeff, "reference": backbone.reference}
     cast_loss = CASTLoss(policy, clip_epsilon=cfg.loss.clip_epsilon, ratio=cfg.loss.ratio, **kl)
-    optimizer = torch.optim.AdamW(
-        backbone.trainable_parameters(), lr=cfg.optim.learning_rate, weight_decay=cfg.optim.weight_decay
-    )
+    trained, decay = backbone.trainable_parameters(), cfg.optim.weight_decay
+    optimizer = torch.optim.AdamW(trained, lr=cfg.optim.learning_rate, weight_decay=decay)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, cfg.optim.final_rate, total_iters=cfg.iterations)
     average = WeightAverage(backbone, cfg.optim.ema)
     guard = GuardedStep(optimizer, max_norm=cfg.optim.max_grad_norm, max_bad_steps=cfg.optim.max_bad_steps)
@@ -119,20 +103,16 @@ def main(cfg: DictConfig) -> None:
 
     before = evaluate(backbone, examiner, held_out, held_out_bank, **size)
     state = {"iteration": 0, "scores": [], "config": OmegaConf.to_container(cfg, resolve=True)}
-    weights = torch.nn.ParameterList(backbone.trainable_parameters())
+    weights = torch.nn.ParameterList(trained)
     checkpoint = Checkpoint(weights=weights, average=average, optimizer=optimizer, schedule=schedule, state=state)
     free = ["checkpoint_every", "device", "log"]
     if resume(checkpoint, folder / "checkpoint", state, device=cfg.device, may_differ=free):
         print(f"going on from iteration {state['iteration']}; log rows after it are written again")
     base_env.iteration = state["iteration"]
 
-    collector = Collector(
-        env,
-        policy,
-        frames_per_batch=base_env.batch_size[0] * base_env.episode_length,
-        device=cfg.device,
-        auto_register_policy_transforms=False,
-    )
+    frames = base_env.batch_size[0] * base_env.episode_length
+    options = {"frames_per_batch": frames, "device": cfg.device, "auto_register_policy_transforms": False}
+    collector = Collector(env, policy, **options)
     rollouts = iter(collector)
     todo = {"initial": state["iteration"], "total": cfg.iterations}
     progress = tqdm(range(state["iteration"], cfg.iterations), desc="train", unit="iteration", **todo)
@@ -163,11 +143,7 @@ def main(cfg: DictConfig) -> None:
 
     with average.averaged():
         after = evaluate(backbone, examiner, held_out, held_out_bank, **size)
-    comparison = compare(before, after)
-    (folder / "held_out.json").write_text(json.dumps(comparison, indent=2))
-    before_after(before, after, folder / "before_after.png", cfg.log.pictures)
-    learning_curve(state["scores"], folder / "reward.png")
-    print(table(comparison))
+    print(write_report(folder, before, after, state["scores"], cfg.log.pictures))
     print(f"pictures, weights and logs: {folder}")
 
 

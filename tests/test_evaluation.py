@@ -31,6 +31,21 @@ def test_figures_leave_out_what_was_not_judged():
     assert figures["skill_object"] == figures["skill_attribute"] == figures["skill_count"] == 1.0
 
 
+def test_the_hard_third_is_that_with_most_atoms():
+    prompts = PromptSet.from_graphs(
+        SceneGraph(tuple(Entity("circle", 1, (color,)) for color in colors))
+        for colors in (("red", "green"), ("red",), ("blue",), ("red", "blue"), ("green",), ("yellow",))
+    )
+    K = max(len(p.atoms) for p in prompts)
+    mask = torch.tensor([[k < len(p.atoms) for k in range(K)] for p in prompts])
+    scores = torch.zeros(6, K)
+    scores[[0, 3]] = torch.tensor([[1.0] * K, [0.5] * K])
+    result = Evaluation(torch.rand(6, 3, 8, 8), scores, mask, prompts)
+    figures = result.figures()
+    assert sorted(result.hard) == [0, 3]
+    assert figures["hard_atom_score"] == pytest.approx(0.75) and figures["hard_all_correct"] == 0.5
+
+
 def test_a_comparison_pairs_the_prompts():
     before, after = run([[0.0, 0.0, 0.0], [1.0, 1.0, 0.0]] * 4), run([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]] * 4)
     comparison = compare(before, after)

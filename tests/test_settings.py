@@ -30,6 +30,14 @@ def test_the_training_script_may_leave_open_what_none_stands_for():
     config.prompts.held_out = config.prompts.train = None
     config.optim.micro_batch = 4
     check_training(config)
+    config.window = [4, 7]
+    with pytest.raises(ValueError, match=r"window=\[4, 7\] ends after the last of the rollout.steps=6"):
+        check_training(config)
+    config.window = "measured"
+    assert check_training(config) is None
+    config.measured.order = "slide"
+    with pytest.raises(ValueError, match="unknown measured.order=slide; choose random or sliding"):
+        check_training(config)
     config.optim.micro_batch, config.prompts.measured = 0, None
     with pytest.raises(ValueError, match=r"optim.micro_batch=0 .*; prompts.measured=None"):
         check_training(config)

@@ -41,8 +41,8 @@ def load_backbone(
     Only safetensors and JSON are read; code that comes with a checkpoint is not run.
 
     Args:
-        source: a folder in diffusers' format, a Hugging Face hub id, or a loaded pipeline, which is itself cast,
-            moved and frozen.
+        source: a folder in diffusers' format, a Hugging Face hub id, ``"miniature"`` for the tiny Qwen-Image that
+            comes with this package, or a loaded pipeline, which is itself cast, moved and frozen.
         dtype: of all components, as ``torch.bfloat16`` or ``"bfloat16"``.
         device: where they go.
         guidance: the pipeline's own guidance argument; None for none.
@@ -57,6 +57,11 @@ def load_backbone(
             the guidance.
         TypeError: an option that the family does not have.
     """
+    if source == "miniature":
+        # Here, not above: the miniature brings scipy along, which other models do without.
+        from cast_rl.miniature import GENERATOR
+
+        source = GENERATOR
     dtype = _floating_dtype(dtype)
     memory = levers.check_memory_settings(memory)
     quantization = memory.get("quantization")

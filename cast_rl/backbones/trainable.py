@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from diffusers import DiffusionPipeline
@@ -90,6 +90,18 @@ class Trainable:
                 stacklevel=2,
             )
         self._frozen_copy = finetuning.train_weights(self.pipe.transformer, keep_reference, only)
+
+    def make_trainable(
+        self, *, lora: Mapping[str, Any] | None = None, only: Sequence[str] | None = None, keep_reference: bool = False
+    ) -> None:
+        """`add_lora` with the arguments `lora`, or `train_weights` for None, as a script's settings have it.
+
+        With LoRA the reference model is there in any case: it is the base without adapters.
+        """
+        if lora is not None:
+            self.add_lora(**lora)
+        else:
+            self.train_weights(keep_reference, only)
 
     def save(self, folder: str | Path) -> None:
         """Write the whole pipeline in diffusers' format, for `DiffusionPipeline.from_pretrained(folder)`."""

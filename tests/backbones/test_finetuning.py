@@ -40,6 +40,17 @@ def lora(qwen_folder):
     return backbone
 
 
+def test_a_script_s_settings_choose_what_is_trained(qwen_folder):
+    adapters, some = load_backbone(qwen_folder), load_backbone(qwen_folder)
+    adapters.make_trainable(lora={"rank": 3}, only=["attn."], keep_reference=True)
+    assert len(adapters.trainable_parameters()) == 2 * len(adapters.lora_targets())
+    some.make_trainable(only=["txt_mlp"], keep_reference=True)
+    trained = {name for name, p in some.transformer.named_parameters() if p.requires_grad}
+    assert trained and all("txt_mlp" in name for name in trained)
+    with some.reference():
+        velocity_at(some)
+
+
 def test_a_new_lora_changes_nothing_and_is_all_that_trains(lora, qwen_folder):
     assert torch.equal(velocity_at(lora), velocity_at(load_backbone(qwen_folder)))
     names = [name for name, p in lora.transformer.named_parameters() if p.requires_grad]

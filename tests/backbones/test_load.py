@@ -26,6 +26,11 @@ def test_a_pipeline_object_and_its_folder_give_the_same_backbone(qwen_folder, qw
     assert torch.equal(from_folder.velocity(x, 0.5, cond), from_object.velocity(x, 0.5, cond))
 
 
+def test_the_miniature_is_loaded_by_name():
+    backbone = load_backbone("miniature")
+    assert isinstance(backbone, FAMILIES["QwenImagePipeline"]) and backbone.latent_grid(48, 48) == (12, 12)
+
+
 def test_latents_from_elsewhere_are_decoded_on_the_backbone_s_device(qwen_folder, monkeypatch):
     """An environment on the CPU may hand its latents to a decoder on a GPU."""
     backbone, seen = load_backbone(qwen_folder), []
