@@ -83,7 +83,7 @@ def atoms_of_images(
             shade = (evidence / evidence.max().clamp_min(1e-6)).numpy()[..., None]
             axes.imshow(picture.mean(-1, keepdims=True) * 0.35 + picture * shade * 0.65, interpolation="nearest")
             wording = textwrap.fill(atom.question.replace(" are in the image", "").replace(" in the image", ""), 20)
-            axes.set_title(f"{wording}\n{atom.answer}: {score:.0f}", fontsize=6, color=GOOD if score > 0.5 else BAD)
+            axes.set_title(f"{wording}\n{atom.answer}: {score:.2f}", fontsize=6, color=GOOD if score > 0.5 else BAD)
     figure.savefig(path, dpi=110)
 
 

@@ -70,11 +70,12 @@ def check(args: argparse.Namespace) -> None:
     graphs = sample_graphs(args.prompts, seed=args.seed, held_out=True)
     images = generate(pipe, [g.render()[0] for g in graphs], seed=args.seed)
     report = measure(graphs, images)
+    judge = Oracle() if args.judge == "none" else load_judge(args.judge)
     if args.picture:
         shown = PromptSet.from_graphs(graphs[:4])
-        atoms_of_images(shown, images[:4], Oracle()(images[:4], [p.atoms for p in shown]), args.picture)
+        atoms_of_images(shown, images[:4], judge(images[:4], [p.atoms for p in shown]), args.picture)
     if args.judge != "none":
-        report["judge"] = judge_figures(load_judge(args.judge), graphs, images)
+        report["judge"] = judge_figures(judge, graphs, images)
     if not args.quick:
         report |= fairness(pipe, graphs, args.seed, report["all_correct"])
     print(json.dumps(report | {"seconds": round(time.monotonic() - start, 1)}))
@@ -87,7 +88,7 @@ def main() -> None:
     a.add_argument("--folder", type=Path, default=Path("runs/miniature"), help="checkpoints and training scenes")
     a.add_argument("--output", type=Path, default=WEIGHTS / "generator", help="where the pipeline is written")
     a.add_argument("--codec-steps", type=int, default=1100)
-    a.add_argument("--steps", type=int, default=11_450)
+    a.add_argument("--steps", type=int, default=13_000)
     a.set_defaults(run=train)
     c = commands.add_parser("judge", help="train the judge from scratch, or go on where it stopped")
     c.add_argument("--generator", type=Path, default=WEIGHTS / "generator", help="whose samples it learns from")
@@ -102,7 +103,7 @@ def main() -> None:
     b.add_argument("--seed", type=int, default=7_000_000, help="of the prompts and of the noise")
     b.add_argument("--quick", action="store_true", help="leave out the fairness measurements")
     b.add_argument("--judge", default="none", help="name or folder of a judge to measure, too")
-    b.add_argument("--picture", type=Path, help="write a PNG of four images with their atoms and evidence")
+    b.add_argument("--picture", type=Path, help="write a PNG of four images with their atoms as the judge sees them")
     b.set_defaults(run=check)
     args = parser.parse_args()
     args.run(args)

@@ -21,7 +21,7 @@ from cast_rl.miniature.vocabulary import training_graphs
 
 CHUNKS, CHUNK = 12, 4_000  # training scenes: 12 x 4,000
 BATCH = 64
-CAREFUL = 0.939  # share of the steps with careful captions, before the careless ones
+CAREFUL = 0.943  # share of the steps with careful captions, before the careless ones
 DROP_CAPTION = 0.1  # share of the captions replaced by " ", the pipeline's usual negative prompt
 SIGMA_LOGIT = (0.4, 1.0)  # mean and standard deviation of logit(sigma)
 SIGMA_HIGH = (0.3, 0.75)  # share of samples at a sigma uniform above the second value, where the layout is decided
@@ -115,7 +115,7 @@ def flow_loss(model: Generator, x0: Tensor, ids: Tensor, mask: Tensor) -> Tensor
 
 
 def train_generator(
-    vae: AutoencoderKLQwenImage, folder: Path, steps: int = 11_450, save_every: int = 250
+    vae: AutoencoderKLQwenImage, folder: Path, steps: int = 13_000, save_every: int = 250
 ) -> QwenImagePipeline:
     """Train, or go on training, the generator; checkpoints live in ``folder``. Returns the averaged weights' pipeline.
 
