@@ -1,4 +1,4 @@
-"""A hash of all that an encoded prompt depends on, so that a stored encoding is never taken for another."""
+"""Digests of models, tokenizers and encoded prompts, so that what was kept is never taken for something else."""
 
 from __future__ import annotations
 
@@ -6,20 +6,46 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
-from cast_rl.backbones.base import Backbone
+if TYPE_CHECKING:  # judges, whose weights are digested here, too, do without diffusers
+    from cast_rl.backbones.base import Backbone
 
-# Elements of a weight that are looked at, evenly spaced, the first and the last among them.
-SAMPLED = 64
+VALUES_READ = 65_536
+
+
+def weights_fingerprint(module: nn.Module) -> str:
+    """16 hex digits for a module's weights: names, shapes, types, up to 65,536 evenly spaced values of every tensor.
+
+    Training changes a tensor nearly everywhere, so a sample tells, and a model of 20 billion weights takes seconds.
+    """
+    found = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        values = tensor.detach().flatten()
+        values = values[:: max(1, -(-len(values) // VALUES_READ))].contiguous().cpu()
+        found.update(values.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """16 hex digits for a tokenizer, or a processor that holds one: class, padding, vocabulary and chat template."""
+    inner = getattr(tokenizer, "tokenizer", tokenizer)  # FLUX.2's is in a processor of images and text
+    template = getattr(tokenizer, "chat_template", None)
+    parts = [type(tokenizer).__name__, inner.padding_side, sorted(inner.get_vocab().items()), template]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def encoding_fingerprint(backbone: Backbone, texts: Sequence[str], negative: str | None) -> str:
     """SHA-256, in hex, over prompts, text encoders, tokenizers, text length, family, and library versions.
 
-    Of each weight of the text encoders its name, shape, dtype and 64 of its elements count: other weights are told
-    apart without reading all of them. The transformer, its adapters and the guidance's strength do not count.
+    Text encoders count by `weights_fingerprint`, tokenizers by `tokenizer_fingerprint`. The transformer, its adapters
+    and the guidance's strength do not count.
 
     Raises:
         RuntimeError: the text encoders were freed or offloaded to disk, so that there are no weights to look at.
@@ -47,20 +73,8 @@ def _parts(backbone: Backbone, texts: Sequence[str], negative: str | None) -> It
     yield json.dumps(settings).encode()
     for name, part in sorted(backbone.pipe.components.items()):
         if name.startswith("tokenizer") and part is not None:
-            tokenizer = getattr(part, "tokenizer", part)  # FLUX.2's is in a processor of images and text
-            yield f"{name} {type(part).__name__} {tokenizer.padding_side} {len(tokenizer)}".encode()
-            yield json.dumps(sorted(tokenizer.get_vocab().items())).encode()
-            yield str(getattr(part, "chat_template", None)).encode()
+            yield f"{name} {tokenizer_fingerprint(part)}".encode()
         elif name.startswith("text_encoder") and isinstance(part, nn.Module):
             config = {key: value for key, value in part.config.to_dict().items() if key != "_name_or_path"}
             yield f"{name} {type(part).__name__} {json.dumps(config, sort_keys=True, default=str)}".encode()
-            yield from _weights(part)
-
-
-def _weights(module: nn.Module) -> Iterator[bytes]:
-    for name, weight in (*module.named_parameters(), *module.named_buffers()):
-        flat = weight.detach().flatten()
-        step = max(1, (len(flat) - 1) // (SAMPLED - 1))
-        sample = flat[::step].cpu()
-        yield f"{name} {tuple(weight.shape)} {weight.dtype}".encode()
-        yield sample.float().numpy().tobytes()
+            yield weights_fingerprint(part).encode()

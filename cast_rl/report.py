@@ -1,13 +1,19 @@
-"""What a training run leaves to look at, beside its weights and its log."""
+"""What a training run leaves to look at, beside its weights."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cast_rl.evaluation import Evaluation, compare, table
 from cast_rl.pictures import before_after, learning_curve
+
+
+def summary(logs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One value per name over an iteration's optimizer steps: the largest if it is a ``max_...``, else the mean."""
+    columns = {name: [log[name] for log in logs] for name in logs[0]}
+    return {n: max(v) if n.startswith("max_") else sum(v) / len(v) for n, v in columns.items()}
 
 
 def write_report(

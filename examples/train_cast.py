@@ -32,7 +32,7 @@ from cast_rl.optim import GuardedStep, backward_in_parts
 from cast_rl.policy import make_policy
 from cast_rl.prompt_bank import PromptBank
 from cast_rl.prompts import load_prompts
-from cast_rl.report import write_report
+from cast_rl.report import summary, write_report
 from cast_rl.resume import resume
 from cast_rl.saving import save_weights
 from cast_rl.seeding import derive_seed
@@ -130,9 +130,8 @@ def main(cfg: DictConfig) -> None:
                 average.step()
                 logs.append({k: v.item() for k, v in terms.items()} | report.gradients())
         schedule.step()
-        metrics = {name: sum(log[name] for log in logs) / len(logs) for name in logs[0]}
         # On fresh data the ratio is 1; what is left is how far training recomputes other log-probabilities.
-        metrics["first_pass_log_ratio"] = logs[0]["max_abs_log_ratio"]
+        metrics = summary(logs) | {"first_pass_log_ratio": logs[0]["max_abs_log_ratio"]}
         logger.log_metrics(metrics | advantage.stats | atom_reward.counts | {"skipped": guard.skipped}, step=iteration)
         progress.set_postfix(score=f"{state['scores'][-1]:.3f}", grad=f"{metrics['grad_norm']:.2g}")
         state["iteration"] = iteration + 1

@@ -9,6 +9,7 @@ from cast_rl.evaluation import Evaluation, compare, evaluate, table
 from cast_rl.judges import Judgement
 from cast_rl.pictures import before_after, choose_examples, learning_curve
 from cast_rl.prompts import Prompt, PromptSet
+from cast_rl.report import summary
 from cast_rl.scene_graph import Entity, SceneGraph
 
 PROMPTS = PromptSet.from_graphs(
@@ -61,6 +62,11 @@ def test_a_comparison_pairs_the_prompts():
     assert "nan" in table(compare(partly, later))
     with pytest.raises(ValueError, match="different prompts"):
         compare(before, run([[1.0, 0.0, 0.0]] * 4))
+
+
+def test_a_summary_keeps_the_largest_of_what_is_a_maximum():
+    logs = [{"max_ratio": 1.5, "loss": 1.0}, {"max_ratio": 1.1, "loss": 3.0}]
+    assert summary(logs) == {"max_ratio": 1.5, "loss": 2.0}
 
 
 def test_examples_have_the_proportions_of_the_run():

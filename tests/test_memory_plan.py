@@ -159,7 +159,12 @@ def test_recipes_are_settings_that_hold_together(name):
 
 def test_recipes_compose_with_the_training_script_and_quantization():
     with initialize_config_dir(str(EXAMPLES / "config"), version_base="1.3"):
-        cfg = compose("train_cast", overrides=["+backbone=flux2_dev", "+quantization=nf4", "optim.ema=0.5"])
+        cfg = compose("train_cast", overrides=["backbone=flux2_dev", "quantization=nf4", "optim.ema=0.5"])
+        measured = compose("measure_window", overrides=["backbone=flux2_dev"])
+        assert measured.model.source == cfg.model.source and measured.picture is None
+        assert measured.rollout.steps == cfg.rollout.steps and not cfg.prompts.source.startswith("miniature")
+        plain = compose("train_cast")
+        assert plain.model.source == "miniature" and plain.memory.quantization is None
     assert cfg.model.source == "black-forest-labs/FLUX.2-dev" and cfg.optim.ema == 0.5 and cfg.seed == 0
     assert check_memory_settings(cfg.memory)["quantization"]["transformer"]["bnb_4bit_quant_type"] == "nf4"
 

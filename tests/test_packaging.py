@@ -116,7 +116,7 @@ def test_classes_of_the_linked_folders_reach_a_spawned_process():
 
 def test_every_dependency_is_bounded_on_both_sides():
     extras = PROJECT["project"]["optional-dependencies"]
-    required = PROJECT["project"]["dependencies"] + extras["vision"]
+    required = PROJECT["project"]["dependencies"] + extras["vision"] + extras["dev"]
     assert [name for name in required if ">=" not in name or "<" not in name] == []
     assert not any(name.startswith("torchvision") for name in PROJECT["project"]["dependencies"])
 

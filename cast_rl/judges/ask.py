@@ -16,9 +16,9 @@ from cast_rl.scene_graph import Atom
 def ask(judge: Judge, images: Tensor, atoms: Sequence[Sequence[Atom]], max_atoms: int) -> Judgement:
     """The judge's answer with ``max_atoms`` columns, checked, on the images' device.
 
-    A judge with a ``device`` gets the images there. It does not see images that nothing is asked of. If it raises, it
-    is asked again about each image on its own, and those on which it raises once more are masked, with a warning that
-    says why. Scores are 0 and evidence is 0 where the mask is false: beyond an image's atoms, where the judge masked
+    A judge with a ``device`` gets the images there. It does not see images that nothing is asked of. If it raises, or
+    its answer has a wrong shape (a list too short, say), it is asked again about each image on its own, and those on
+    which it fails once more are masked, with a warning that says why. Scores are 0 and evidence is 0 where the mask is false: beyond an image's atoms, where the judge masked
     or raised, and where the score is not finite.
 
     Args:
@@ -31,9 +31,8 @@ def ask(judge: Judge, images: Tensor, atoms: Sequence[Sequence[Atom]], max_atoms
         scores and mask ``(B, K)``; evidence ``(B, K, h, w)`` as the judge gave it, or None.
 
     Raises:
-        ValueError: more than ``max_atoms`` atoms; a judgement of a wrong shape, with scores outside [0, 1] or with
-            negative evidence.
-        Exception: what the judge raised, if it did so on every image.
+        ValueError: more than ``max_atoms`` atoms; scores outside [0, 1] or negative evidence.
+        Exception: what the judge raised, or the ValueError about its answer's shape, if it failed on every image.
     """
     home = images.device
     rows = [b for b, row in enumerate(atoms) if row]
@@ -66,27 +65,23 @@ def ask(judge: Judge, images: Tensor, atoms: Sequence[Sequence[Atom]], max_atoms
 
 
 def _answer(judge: Judge, images: Tensor, asked: list[list[Atom]]) -> Judgement:
-    """The judge's answer, of the right shape; image by image if it raises on all of them together."""
+    """The judge's answer, of the right shape; image by image if it fails on all of them together."""
     try:
-        answer = judge(images, asked)
+        return _checked(judge(images, asked), asked)
     except Exception as error:
         if len(asked) == 1:
             raise
         return _one_by_one(judge, images, asked, error)
-    _check_shapes(answer, asked)
-    return answer
 
 
 def _one_by_one(judge: Judge, images: Tensor, asked: list[list[Atom]], error: Exception) -> Judgement:
-    """Answers about single images, joined, masked where the judge raises; ``error`` is raised if that is everywhere."""
+    """Answers about single images, joined, masked where the judge fails; ``error`` is raised if that is everywhere."""
     answers: dict[int, Judgement] = {}
     for b, row in enumerate(asked):
         try:
-            answers[b] = judge(images[b : b + 1], [row])
+            answers[b] = _checked(judge(images[b : b + 1], [row]), [row])
         except Exception as reason:
             error = reason
-        else:
-            _check_shapes(answers[b], [row])
     if not answers:
         raise error
     failed = len(asked) - len(answers)
@@ -104,7 +99,8 @@ def _one_by_one(judge: Judge, images: Tensor, asked: list[list[Atom]], error: Ex
     return Judgement(scores, mask, evidence)
 
 
-def _check_shapes(answer: Judgement, asked: list[list[Atom]]) -> None:
+def _checked(answer: Judgement, asked: list[list[Atom]]) -> Judgement:
+    """The answer, or a ValueError if its shapes are not those of ``asked``."""
     n, most = len(asked), max(map(len, asked))
     scores, mask, evidence = answer.scores, answer.mask, answer.evidence
     columns = scores.shape[-1]
@@ -115,6 +111,7 @@ def _check_shapes(answer: Judgement, asked: list[list[Atom]]) -> None:
         )
     if evidence is not None and (evidence.ndim != 4 or evidence.shape[:2] != scores.shape):
         raise ValueError(f"the judge returned evidence {tuple(evidence.shape)}; expected ({n}, {columns}, h, w)")
+    return answer
 
 
 def _columns(value: Tensor, count: int) -> Tensor:

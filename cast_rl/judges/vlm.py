@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from cast_rl.fingerprint import tokenizer_fingerprint, weights_fingerprint
 from cast_rl.judges.answers import AnswerMode
 from cast_rl.judges.base import Judgement
 from cast_rl.judges.chat import Chat
@@ -70,6 +73,18 @@ class VLMJudge:
         self._ask = Asker(chat, answers, None if evidence is None else evidence.query)
         self._reader = Reader(family, chat, images, token_budget)
         self._heads = {} if evidence is None else evidence.chosen(family.layers, family.heads)
+
+    def identity(self) -> dict[str, Any]:
+        """Everything its judgements follow from, in JSON's types: weights, tokenizer and settings."""
+        return {
+            "model": type(self.family.model).__name__,
+            "weights": weights_fingerprint(self.family.model),
+            "tokenizer": tokenizer_fingerprint(self.tokenizer),
+            "images": asdict(self.images),
+            "answers": self._ask.mode,
+            "evidence": None if self.evidence is None else asdict(self.evidence),
+            "evidence_size": self.evidence_size,
+        }
 
     @property
     def device(self) -> torch.device:

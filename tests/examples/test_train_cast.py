@@ -49,6 +49,10 @@ def test_lora_run_leaves_figures_pictures_logs_and_a_loadable_lora(tmp_path):
     assert report["gain"]["atom_score"] == pytest.approx(gain, abs=1e-6)
     for name in ("before_after.png", "reward.png"):
         assert min(Image.open(tmp_path / name).size) > 200
+    names = {path.stem for path in tmp_path.rglob("*.csv")}
+    assert names >= {"max_abs_log_ratio", "max_ratio", "first_pass_log_ratio", "skipped", "grad_norm", "grad_rms"}
+    (gap,) = {float(row[1]) < 1e-4 for row in csv.reader(next(tmp_path.rglob("first_pass_log_ratio.csv")).open())}
+    assert gap, "the first pass over fresh data has a ratio of 1"
     rewards = list(csv.reader(next(tmp_path.rglob("mean_score.csv")).open()))
     assert len(rewards) == 2 and all(0 <= float(row[1]) <= 1 for row in rewards)
 

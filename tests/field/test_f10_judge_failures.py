@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy import ToyBackbone, ToyJudge, toy_policy, toy_training_env
 
-from cast_rl.judges import ask
+from cast_rl.judges import Judgement, ask
 from cast_rl.objectives import AtomAdvantage, CASTLoss
 
 
@@ -88,10 +88,30 @@ def test_f10_what_only_fails_together_is_judged_one_by_one():
     assert torch.equal(split.evidence, whole.evidence)
 
 
-def test_f10_a_short_list_is_an_error():
-    class Short(ToyJudge):
-        def __call__(self, images, atoms):
-            return super().__call__(images[:-1], atoms[:-1])
+class Short(ToyJudge):
+    """Drops the last of several images, and of a single one those that are dark."""
 
-    with pytest.raises(ValueError, match=r"for 8 images"):
-        rollout(Short())
+    def __init__(self, dark=0.0):
+        super().__init__()
+        self.dark = dark
+
+    def __call__(self, images, atoms):
+        keep = len(images) - 1 if len(images) > 1 else int(images.mean() >= self.dark)
+        judgement = super().__call__(images, atoms)
+        return Judgement(judgement.scores[:keep], judgement.mask[:keep], judgement.evidence[:keep])
+
+
+def test_f10_after_a_short_list_images_are_judged_one_by_one():
+    images, atoms = torch.rand(3, 3, 8, 8), [[(0, 0)], [(1, 1), (2, 0)], [(2, 1)]]
+    images[1] *= 0.1
+    whole = ask(ToyJudge(), images, atoms, 2)
+    assert torch.equal(ask(Short(), images, atoms, 2).scores, whole.scores)
+    with pytest.warns(UserWarning, match=r"failed on 1 of 3 images, which are masked: ValueError.*scores \(0, 2\)"):
+        short = ask(Short(dark=0.2), images, atoms, 2)
+    assert short.mask.any(1).tolist() == [True, False, True]
+    assert torch.equal(short.scores[[0, 2]], whole.scores[[0, 2]])
+
+
+def test_f10_lists_that_are_short_for_every_image_are_an_error():
+    with pytest.raises(ValueError, match=r"scores \(0, \d\) .* for 1 images"):
+        rollout(Short(dark=9.0))

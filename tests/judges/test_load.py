@@ -99,6 +99,16 @@ def test_missing_weights_are_an_error_not_noise(copy):
         load_judge(copy)
 
 
+def test_code_that_comes_with_a_checkpoint_is_not_run(copy):
+    code = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+    for name in ("mine_config", "mine_model", "mine_tokenizer"):
+        (copy / f"{name}.py").write_text(code)
+    edit(copy, "config.json", auto_map={"AutoConfig": "mine_config.C", "AutoModelForImageTextToText": "mine_model.M"})
+    edit(copy, "tokenizer_config.json", auto_map={"AutoTokenizer": ["mine_tokenizer.T", None]})
+    assert isinstance(load_judge(copy), VLMJudge)
+    assert not (copy / "ran").exists()
+
+
 def test_pickled_weights_are_not_read(copy):
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     (copy / "model.safetensors").unlink()

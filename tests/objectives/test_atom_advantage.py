@@ -197,7 +197,7 @@ def test_anything_but_whole_trajectories_is_refused(data, spoil):
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1 / 3])
-@pytest.mark.parametrize("mode", ["atom", "scalar"])
+@pytest.mark.parametrize("mode", ["atom", "causal", "scalar"])
 def test_constant_scores_teach_nothing(data, constant, mode):
     data["next", "atom_scores"].fill_(constant)
     out, transform = written(data, advantage=mode)
@@ -206,7 +206,7 @@ def test_constant_scores_teach_nothing(data, constant, mode):
     assert transform.stats["varying"] == 0
 
 
-@pytest.mark.parametrize("mode", ["atom", "scalar"])
+@pytest.mark.parametrize("mode", ["atom", "causal", "scalar"])
 def test_groups_of_one_and_no_atoms_teach_nothing(data, mode):
     alone = data.clone()
     alone["group_id"].copy_(torch.arange(8).reshape(8, 1, 1).expand_as(alone["group_id"]))

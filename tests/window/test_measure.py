@@ -3,16 +3,18 @@
 import pytest
 import torch
 from PIL import Image
+from tiny_judges import save_judge
 
 from cast_rl.backbones import load_backbone
-from cast_rl.judges import Judgement
+from cast_rl.fingerprint import weights_fingerprint
+from cast_rl.judges import EvidenceSettings, Judgement, load_judge
 from cast_rl.prompt_bank import PromptBank
 from cast_rl.prompts import Prompt
 from cast_rl.sampling import ode_rollout
 from cast_rl.scene_graph import Atom
 from cast_rl.window import StructureProfile
 from cast_rl.window.draw import draw_structure
-from cast_rl.window.key import dependencies, fingerprint
+from cast_rl.window.key import dependencies, identify_judge
 from cast_rl.window.measure import measure_structure
 from cast_rl.window.profile import digest
 
@@ -146,6 +148,7 @@ def test_the_key_follows_from_everything_that_a_profile_depends_on(qwen_folder):
         key(prompts=PROMPTS[::-1]),
         key(prompts=other_atoms),
         key(change=lambda backbone: setattr(backbone, "guidance", 2.0)),
+        key(change=lambda backbone: backbone.pipe.tokenizer.add_tokens(["unheard-of"])),
         key(change=lambda backbone: backbone.vae.decoder.conv_in.bias.data.add_(0.01)),
         key(change=lambda backbone: backbone.pipe.text_encoder.bfloat16()),
         key(change=lambda backbone: backbone.pipe.scheduler.register_to_config(shift_terminal=0.1)),
@@ -154,15 +157,46 @@ def test_the_key_follows_from_everything_that_a_profile_depends_on(qwen_folder):
     assert key() == keys[0]
 
 
+def test_a_vision_language_judge_is_known_by_all_that_its_judgements_follow_from(tmp_path):
+    folder, other = save_judge("qwen3_vl", tmp_path / "a"), save_judge("qwen2_5_vl", tmp_path / "b")
+    judge = load_judge(folder)
+    changed = load_judge(folder)
+    changed.family.model.lm_head.weight.data[0] += 0.1
+    taught = load_judge(folder)
+    taught.tokenizer.add_tokens(["unheard-of"])
+    judges = [
+        judge,
+        changed,
+        taught,
+        load_judge(other),
+        load_judge(folder, dtype="bfloat16"),
+        load_judge(folder, answers="official"),
+        load_judge(folder, evidence=False),
+        load_judge(folder, evidence=EvidenceSettings(relative=True)),
+        load_judge(folder, evidence_size=(4, 4)),
+    ]
+    known = [digest(identify_judge(each)) for each in judges]
+    assert len(set(known)) == len(known)
+    assert digest(identify_judge(load_judge(folder, token_budget=100))) == known[0], "which changes no result"
+
+
+def test_true_guidance_of_flux_is_part_of_the_key(tiny_folder):
+    def key(scale):
+        backbone = load_backbone(tiny_folder("FluxPipeline"), guidance=3.5, true_cfg_scale=scale)
+        return digest(dependencies(backbone, Bright(), PROMPTS))
+
+    assert len({key(scale) for scale in (None, 2.0, 3.0)}) == 3
+
+
 def test_a_fingerprint_samples_large_tensors_and_sees_names_shapes_and_types():
     module = torch.nn.Linear(300, 300)
-    before = fingerprint(module)
-    assert before == fingerprint(module)
+    before = weights_fingerprint(module)
+    assert before == weights_fingerprint(module)
     with torch.no_grad():
         module.weight += 1e-3
-    trained = fingerprint(module)
+    trained = weights_fingerprint(module)
     scalar = torch.nn.BatchNorm1d(2)
-    others = [fingerprint(module.double()), fingerprint(torch.nn.Sequential(module)), fingerprint(scalar)]
+    others = [weights_fingerprint(m) for m in (module.double(), torch.nn.Sequential(module), scalar)]
     assert len({before, trained, *others}) == 5
 
 
