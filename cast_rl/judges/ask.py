@@ -18,8 +18,8 @@ def ask(judge: Judge, images: Tensor, atoms: Sequence[Sequence[Atom]], max_atoms
 
     A judge with a ``device`` gets the images there. It does not see images that nothing is asked of. If it raises, or
     its answer has a wrong shape (a list too short, say), it is asked again about each image on its own, and those on
-    which it fails once more are masked, with a warning that says why. Scores are 0 and evidence is 0 where the mask is false: beyond an image's atoms, where the judge masked
-    or raised, and where the score is not finite.
+    which it fails once more are masked, with a warning that says why. Scores are 0 and evidence is 0 where the mask is
+    false: beyond an image's atoms, where the judge masked or failed, and where the score is not finite.
 
     Args:
         judge: any callable with the protocol of `cast_rl.judges.Judge`.
