@@ -2,7 +2,8 @@
 
 - ``python examples/measure_window.py`` measures the miniature and prints when each skill settles;
 - ``python examples/measure_window.py rollout.steps=10 prompts.measured=128 picture=structure.png`` in ten steps, on
-  more prompts, with the picture where it is wanted.
+  more prompts, with the picture where it is wanted;
+- ``python examples/measure_window.py backbone=qwen_image_2512 judge=DIR_OR_ID`` measures a recipe's model.
 
 Settings are those of ``config/train_cast.yaml``. ``train_cast.py window=measured`` with the same model, judge and steps
 finds what was measured. Profile and picture land in ``runs/measure_window/<time>``.

@@ -7,7 +7,7 @@ from cast_rl.miniature.vocabulary import sample_graphs
 from cast_rl.prompts import PromptSet
 
 GENERATOR = WEIGHTS / "generator"
-GUIDANCE = 3.75  # the guidance at which the shipped generator follows prompts best
+GUIDANCE = 3.75  # beyond it more guidance makes the shipped generator follow prompts hardly better
 STEPS = 10
 
 __all__ = ["GENERATOR", "GUIDANCE", "STEPS", "Oracle", "SoftOracle", "miniature_prompts"]
