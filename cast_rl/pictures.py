@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -64,7 +65,7 @@ def atoms_of_images(
     Args:
         prompts: N prompts.
         images: ``(N, 3, H, W)`` in [0, 1].
-        judgement: of the images, with evidence ``(N, K, h, w)``.
+        judgement: of the images, with evidence ``(N, K, h, w)``, whose cells are shown as squares of the image.
         path: of the PNG.
         most: atoms shown per image.
     """
@@ -80,7 +81,8 @@ def atoms_of_images(
         for axes in cells:
             axes.set_axis_off()
         for axes, atom, score, evidence in zip(cells[1:], prompt.atoms, scores.tolist(), maps, strict=False):
-            shade = (evidence / evidence.max().clamp_min(1e-6)).numpy()[..., None]
+            cells_shown = F.interpolate(evidence[None, None].float(), size=picture.shape[:2])[0, 0]
+            shade = (cells_shown / cells_shown.max().clamp_min(1e-6)).numpy()[..., None]
             axes.imshow(picture.mean(-1, keepdims=True) * 0.35 + picture * shade * 0.65, interpolation="nearest")
             wording = textwrap.fill(atom.question.replace(" are in the image", "").replace(" in the image", ""), 20)
             axes.set_title(f"{wording}\n{atom.answer}: {score:.2f}", fontsize=6, color=GOOD if score > 0.5 else BAD)

@@ -102,7 +102,7 @@ def main() -> None:
     b.add_argument("--prompts", type=int, default=1000)
     b.add_argument("--seed", type=int, default=7_000_000, help="of the prompts and of the noise")
     b.add_argument("--quick", action="store_true", help="leave out the fairness measurements")
-    b.add_argument("--judge", default="none", help="name or folder of a judge to measure, too")
+    b.add_argument("--judge", default="miniature", help="name or folder of the judge to measure, or none")
     b.add_argument("--picture", type=Path, help="write a PNG of four images with their atoms as the judge sees them")
     b.set_defaults(run=check)
     args = parser.parse_args()

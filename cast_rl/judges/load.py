@@ -22,7 +22,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Family]]] = {
     model.config_class.model_type: (model, family) for family in (Qwen3VL, Qwen2_5_VL) for model in family.model_classes
 }
 NAMES = (
-    "'miniature', a tiny model (not shipped yet); 'oracle', the miniature's exact judge; 'soft_oracle', an unsure one"
+    "'miniature', the tiny model that ships; 'oracle', the miniature's exact judge; 'soft_oracle', an unsure one"
 )
 
 
@@ -42,8 +42,8 @@ def load_judge(
     Only safetensors and JSON are read; code that comes with a checkpoint is not run.
 
     Args:
-        source: a folder in transformers' format, a Hugging Face hub id, or a name: ``"miniature"``, the tiny model that
-            `examples/pretrain_miniature.py judge` trains, ``"oracle"`` or ``"soft_oracle"``. The oracles compute on the
+        source: a folder in transformers' format, a Hugging Face hub id, or a name: ``"miniature"``, the tiny Qwen3-VL
+            that comes with this package, ``"oracle"`` or ``"soft_oracle"``. The oracles compute on the
             CPU, exactly, and heed no option.
         device: where the model goes. Images are sent there.
         dtype: of the model, as ``torch.bfloat16`` or ``"bfloat16"``; ``"auto"`` for the checkpoint's own.
