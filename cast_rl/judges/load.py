@@ -21,9 +21,7 @@ from cast_rl.judges.vlm import VLMJudge
 FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Family]]] = {
     model.config_class.model_type: (model, family) for family in (Qwen3VL, Qwen2_5_VL) for model in family.model_classes
 }
-NAMES = (
-    "'miniature', the tiny model that ships; 'oracle', the miniature's exact judge; 'soft_oracle', an unsure one"
-)
+NAMES = "'miniature', the tiny model that ships; 'oracle', the miniature's exact judge; 'soft_oracle', an unsure one"
 
 
 def load_judge(
