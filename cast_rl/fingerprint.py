@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:  # judges, whose weights are digested here, too, do without diffusers
     from cast_rl.backbones.base import Backbone
@@ -23,14 +23,22 @@ def weights_fingerprint(module: nn.Module) -> str:
     Training changes a tensor nearly everywhere, so a sample tells, and a model of 20 billion weights takes seconds.
     """
     found = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
-        if not isinstance(tensor, torch.Tensor):
-            continue
+    for name, tensor in _plain_tensors(module.state_dict().items()):
         found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         values = tensor.detach().flatten()
         values = values[:: max(1, -(-len(values) // VALUES_READ))].contiguous().cpu()
         found.update(values.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def _plain_tensors(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    """Those among `named` that are tensors; of a wrapper, such as torchao's quantized ones, what it holds."""
+    for name, value in named:
+        if hasattr(value, "__tensor_flatten__"):
+            parts, _ = value.__tensor_flatten__()
+            yield from _plain_tensors((f"{name}.{part}", getattr(value, part)) for part in parts)
+        elif isinstance(value, Tensor):
+            yield name, value
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

@@ -22,25 +22,29 @@ class Machine:
 MACHINES = (Machine(1, 24), Machine(1, 80), Machine(1, 140), Machine(8, 80))
 
 
+# How a run is told what the plans choose, with `train_cast.py`'s settings.
+HOW = (
+    "nf4, int8: quantization=nf4; judge nf4: judge_quantization=nf4; judge elsewhere: judge_device=cuda:1 or cpu; text "
+    "encoders device: memory.group_offload=null"
+)
+
+
 @dataclass(frozen=True)
 class Choice:
     """One way to spend a device's memory.
 
     Args:
         weights: precision of the frozen transformer, a key of `cast_rl.memory_plan.LINEAR_BYTES`.
-        sharded: whether each device holds its share of the transformer and gathers two blocks at a time.
         judge: precision of the judge, or "elsewhere": on another device or the CPU.
         encoders: text encoders on the "device" until they are freed, or "offloaded" to the CPU until then.
     """
 
     weights: str
-    sharded: bool
     judge: str
     encoders: str
 
     def __str__(self) -> str:
-        shards = ", sharded" if self.sharded else ""
-        return f"{self.weights}{shards}; judge {self.judge}; text encoders {self.encoders}"
+        return f"{self.weights}; judge {self.judge}; text encoders {self.encoders}"
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,12 @@ class Plan:
         return f"{self.machine!s:>5}: {verdict} ({self.choice}) = {' + '.join(parts)}"
 
 
-def choices(devices: int) -> Iterator[Choice]:
-    """From the least loss of precision and speed to the least memory."""
+def choices() -> Iterator[Choice]:
+    """From the least loss of precision and speed to the least memory; each device holds all of it."""
     for judge in ("bf16", "nf4", "elsewhere"):
         for weights in LINEAR_BYTES:
-            for sharded in (False, True) if devices > 1 and weights == "bf16" else (False,):
-                for encoders in ("device", "offloaded"):
-                    yield Choice(weights, sharded, judge, encoders)
+            for encoders in ("device", "offloaded"):
+                yield Choice(weights, judge, encoders)
 
 
 def plan_lora(needs: Needs, machine: Machine, choice: Choice, *, ema: bool) -> Plan:
@@ -88,12 +91,9 @@ def plan_lora(needs: Needs, machine: Machine, choice: Choice, *, ema: bool) -> P
 
     Gradients of the adapters are part of the training phase, as measured.
     """
-    weights = needs.transformer.bytes(choice.weights)
-    if choice.sharded:
-        weights = weights / machine.devices + 2 * 2 * needs.block
     judge_here = choice.judge != "elsewhere"
     resident = {
-        "weights": weights,
+        "weights": needs.transformer.bytes(choice.weights),
         "adapters and optimizer": needs.adapters * 4 * (1 + 2 + ema),
         "VAE": needs.vae.bytes("bf16"),
         "judge": needs.judge.bytes(choice.judge) if judge_here else 0.0,
@@ -106,12 +106,14 @@ def plan_lora(needs: Needs, machine: Machine, choice: Choice, *, ema: bool) -> P
 
 def best_lora(needs: Needs, machine: Machine, *, ema: bool = False) -> Plan:
     """The first of `choices` that fits; the last, which does not, if none does."""
-    plans = [plan_lora(needs, machine, choice, ema=ema) for choice in choices(machine.devices)]
+    plans = [plan_lora(needs, machine, choice, ema=ema) for choice in choices()]
     return next((plan for plan in plans if plan.fits), plans[-1])
 
 
 def full_bytes(needs: Needs, machine: Machine) -> float:
     """Per device, when all weights are trained in float32 under AdamW, sharded over the machine, judge elsewhere.
+
+    `train_cast.py` does not shard; several devices take a script of your own.
 
     Weights, gradients and two moments are 16 bytes per weight; activations are twice those in bf16, an upper bound
     since the measured ones have the adapters' among them; a KL term's reference would be 4 bytes per weight more.
@@ -122,12 +124,13 @@ def full_bytes(needs: Needs, machine: Machine) -> float:
 
 
 def report(needs: Needs, *, ema: bool = False) -> list[str]:
-    """Lines of text: one per machine, one on training all weights, and the text encoders' size."""
+    """Lines of text: one per machine, how a run is told, one on training all weights, and the models' sizes."""
     lines = [str(best_lora(needs, machine, ema=ema)) for machine in MACHINES]
+    lines.append(HOW)
     full = {str(machine): full_bytes(needs, machine) for machine in MACHINES}
     fitting = [str(m) for m in MACHINES if full[str(m)] <= USABLE * m.gigabytes * GB]
     where = ", ".join(f"{name} ({full[name] / GB:.0f} GB each)" for name in fitting) or "none of these"
-    lines.append(f"all weights in float32, sharded, judge elsewhere: {where}")
+    lines.append(f"all weights in float32, judge elsewhere, 8x80 sharded by a script of your own: {where}")
     counted = {"transformer": needs.transformer, "text encoders": needs.text_encoders, "judge": needs.judge}
     lines.append(
         "billions of weights: " + ", ".join(f"{name} {size.total / 1e9:.2f}" for name, size in counted.items())

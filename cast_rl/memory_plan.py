@@ -84,8 +84,13 @@ def on_meta(entry: Mapping[str, Any]) -> nn.Module:
 
 
 def size_of(module: nn.Module) -> Size:
-    """Parameters, tied ones once, and buffers, such as a table of positions."""
-    linear = {id(m.weight): m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear)}
+    """Parameters, tied ones once, and buffers, such as a table of positions.
+
+    A language model's output layer does not count as linear, since transformers leaves it as it is by default.
+    """
+    head = module.get_output_embeddings() if isinstance(module, transformers.PreTrainedModel) else None
+    layers = [m for m in module.modules() if isinstance(m, nn.Linear) and m is not head]
+    linear = {id(m.weight): m.weight.numel() for m in layers}
     return Size(sum(t.numel() for t in (*module.parameters(), *module.buffers())), sum(linear.values()))
 
 

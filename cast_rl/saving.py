@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cast_rl.backbones.base import Backbone
-from cast_rl.backbones.finetuning import has_adapters
+from cast_rl.backbones.finetuning import SETTINGS_FILE, TEXT_LENGTH, has_adapters
 from cast_rl.ema import WeightAverage
-
-SETTINGS_FILE = "cast_rl.json"
 
 
 def save_weights(
@@ -38,7 +36,7 @@ def save_weights(
         "family": backbone.family,
         "source": backbone.pipe.config.get("_name_or_path"),
         "guidance": backbone.guidance,
-        "max_sequence_length": backbone.max_sequence_length,
+        TEXT_LENGTH: backbone.max_sequence_length,
         "versions": {name: version(name) for name in ("cast-rl", "diffusers", "peft", "torch", "transformers")},
         "settings": settings,
     }

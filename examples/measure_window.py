@@ -32,13 +32,9 @@ def main(cfg: DictConfig) -> None:
     noise = {"transition": cfg.rollout.transition, "a": cfg.rollout.noise}
     probes = load_prompts(cfg.prompts.source, cfg.prompts.measured, seed=cfg.measured.seed, held_out=False)
     settings = {**size, **noise, **cfg.measured, "negative_prompt": cfg.model.negative_prompt}
-    measured_window(
-        backbone,
-        load_judge(cfg.judge, device=cfg.judge_device or cfg.device, dtype=cfg.judge_dtype),
-        probes,
-        folder,
-        **settings,
-    )
+    precision = {"dtype": cfg.judge_dtype, "quantization": cfg.judge_quantization}
+    judging = {"device": cfg.judge_device or cfg.device, **precision}
+    measured_window(backbone, load_judge(cfg.judge, **judging), probes, folder, **settings)
     if cfg.picture is not None:
         shutil.copyfile(folder / "structure.png", cfg.picture)
     print(f"profile and picture: {folder}")

@@ -1,6 +1,7 @@
 """Plans count what the models' own code needs, and recipes say what the plans say."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from cast_rl.backbones.memory import check_memory_settings, quantization_config
 from cast_rl.live_bytes import LiveBytes, peak_bytes
 from cast_rl.memory_budget import Choice, Machine, best_lora, choices, full_bytes, plan_lora, report
 from cast_rl.memory_plan import Needs, Size, keep_blocks, meta_backbone, needs, on_meta, size_of, train_peak
-from cast_rl.window import check_windows
+from cast_rl.settings import check_training
+from cast_rl.window import FixedWindow, check_windows
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ARCHITECTURES = OmegaConf.to_container(OmegaConf.load(EXAMPLES / "config" / "architectures.yaml"))
@@ -157,16 +159,37 @@ def test_recipes_are_settings_that_hold_together(name):
     assert transitions % recipe.optim.batch_size == 0 and recipe.rollout.steps <= recipe.model.steps
 
 
-def test_recipes_compose_with_the_training_script_and_quantization():
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_recipes_compose_with_the_training_script_and_quantization(name):
+    quantized = ["quantization=nf4", "judge_quantization=nf4", "optim.ema=0.5"]
     with initialize_config_dir(str(EXAMPLES / "config"), version_base="1.3"):
-        cfg = compose("train_cast", overrides=["backbone=flux2_dev", "quantization=nf4", "optim.ema=0.5"])
-        measured = compose("measure_window", overrides=["backbone=flux2_dev"])
-        assert measured.model.source == cfg.model.source and measured.picture is None
-        assert measured.rollout.steps == cfg.rollout.steps and not cfg.prompts.source.startswith("miniature")
-        plain = compose("train_cast")
-        assert plain.model.source == "miniature" and plain.memory.quantization is None
-    assert cfg.model.source == "black-forest-labs/FLUX.2-dev" and cfg.optim.ema == 0.5 and cfg.seed == 0
+        cfg = compose("train_cast", overrides=[f"backbone={name}", *quantized])
+        as_is = compose("train_cast", overrides=[f"backbone={name}"])
+        measured = compose("measure_window", overrides=[f"backbone={name}"])
+    assert cfg.model.source == RECIPES[name].model.source and cfg.optim.ema == 0.5 and cfg.seed == 0
     assert check_memory_settings(cfg.memory)["quantization"]["transformer"]["bnb_4bit_quant_type"] == "nf4"
+    assert cfg.judge_quantization.bnb_4bit_quant_type == "nf4" and cfg.memory.vae_slicing
+    assert as_is.memory.quantization is None and as_is.judge_quantization is None
+    assert check_training(as_is) == FixedWindow.between(RECIPES[name].window)
+    assert measured.model.source == as_is.model.source and measured.picture is None
+    assert measured.rollout.steps == as_is.rollout.steps and not as_is.prompts.source.startswith("miniature")
+
+
+def test_without_a_recipe_the_training_script_takes_the_miniature():
+    with initialize_config_dir(str(EXAMPLES / "config"), version_base="1.3"):
+        plain = compose("train_cast")
+    assert plain.model.source == "miniature" and plain.memory.quantization is None and plain.judge_quantization is None
+
+
+def test_the_way_to_fit_flux2_dev_on_24_gigabytes_is_counted():
+    text = (EXAMPLES / "config" / "backbone" / "flux2_dev.yaml").read_text()
+    hint = re.search(r"# For 1x24: (.*) quantization=nf4 judge_device=cpu, counted as (.*)\.\n", text)
+    recipe = OmegaConf.merge(RECIPES["flux2_dev"], OmegaConf.from_dotlist(hint[1].split()))
+    recipe = OmegaConf.to_container(recipe)
+    assert recipe["optim"]["ema"] is None and recipe["model"]["lora"]["rank"] < 32
+    plan = best_lora(needs(recipe, ARCHITECTURES["flux2_dev"], ARCHITECTURES["judges"]["qwen3_vl_8b"]), Machine(1, 24))
+    assert plan.fits and plan.choice == Choice("nf4", "elsewhere", "offloaded")
+    assert hint[2] == f"{plan.bytes / 1e9:.1f} GB"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
@@ -177,25 +200,24 @@ def test_the_int8_recipe_is_one_of_torchao():
 
 
 def test_the_least_loss_that_fits_is_chosen():
-    assert [str(c) for c in choices(1)][:3] == [
+    assert [str(c) for c in choices()][:3] == [
         "bf16; judge bf16; text encoders device",
         "bf16; judge bf16; text encoders offloaded",
         "int8; judge bf16; text encoders device",
     ]
-    assert best_lora(SOME, Machine(1, 140)).choice == Choice("bf16", False, "bf16", "device")
-    assert best_lora(SOME, Machine(1, 80)).choice == Choice("bf16", False, "bf16", "offloaded")
+    assert best_lora(SOME, Machine(1, 140)).choice == Choice("bf16", "bf16", "device")
+    assert best_lora(SOME, Machine(1, 80)).choice == Choice("bf16", "bf16", "offloaded")
     small = best_lora(SOME, Machine(1, 24))
-    assert small.fits and small.choice == Choice("nf4", False, "elsewhere", "offloaded")
+    assert small.fits and small.choice == Choice("nf4", "elsewhere", "offloaded")
     assert not best_lora(SOME, Machine(1, 12)).fits and "does not fit" in str(best_lora(SOME, Machine(1, 12)))
-    sharded = best_lora(SOME, Machine(8, 40)).choice
-    assert sharded.sharded and sharded.weights == "bf16"
+    assert best_lora(SOME, Machine(8, 80)).choice == best_lora(SOME, Machine(1, 80)).choice
 
 
 def test_a_plan_is_the_sum_of_its_parts():
-    plan = plan_lora(SOME, Machine(1, 80), Choice("nf4", False, "bf16", "offloaded"), ema=True)
+    plan = plan_lora(SOME, Machine(1, 80), Choice("nf4", "bf16", "offloaded"), ema=True)
     weights, adapters, judge = 20 * (0.5 + 4 / 64), 0.2 * 16, 16
     assert plan.bytes / 1e9 == pytest.approx(weights + adapters + 0.2 + judge + 5) and plan.largest == "train"
-    without = plan_lora(SOME, Machine(1, 80), Choice("nf4", False, "elsewhere", "device"), ema=False)
+    without = plan_lora(SOME, Machine(1, 80), Choice("nf4", "elsewhere", "device"), ema=False)
     assert without.bytes / 1e9 == pytest.approx(weights + 0.2 * 12 + 0.2 + 16) and without.largest == "encoding"
     assert full_bytes(SOME, Machine(8, 80)) / 1e9 == pytest.approx(40 + 2.4 + 10 + 0.4)
 
@@ -215,5 +237,6 @@ def test_tied_and_quantizable_weights_are_counted_once():
     )
     assert untied.total - tied.total == 800
     assert tied.bytes("nf4") < tied.bytes("int8") < tied.bytes("bf16") == 2 * tied.total
+    assert untied.linear == tied.linear, "the output layer stays as it is, be it tied or not"
     with pytest.raises(ValueError, match="'Nothing' is a class of neither"):
         on_meta({"class": "Nothing"})

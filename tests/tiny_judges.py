@@ -99,11 +99,11 @@ BUILDERS = {
 }
 
 
-def save_judge(kind: str, folder, seed: int = 0):
-    """A checkpoint of a tiny random model of a kind in :data:`BUILDERS`."""
+def save_judge(kind: str, folder, seed: int = 0, **sizes):
+    """A checkpoint of a tiny random model of a kind in :data:`BUILDERS`, of other `sizes` than its builder's."""
     torch.manual_seed(seed)
     tokenizer = judge_tokenizer()
-    model = BUILDERS[kind](tokenizer)
+    model = BUILDERS[kind](tokenizer, **sizes)
     with torch.no_grad():
         # A random model spreads its answers over the whole vocabulary, where mistakes would drown in the tolerance.
         answers = tokenizer("Yes yes one two three")["input_ids"]

@@ -47,11 +47,16 @@ class Backbone(Trainable, ABC):
         on_disk: names of the components whose weights are offloaded to disk.
 
     Raises:
-        ValueError: the pipeline's scheduler is not a deterministic flow-matching Euler scheduler.
+        ValueError: the pipeline's scheduler is not a deterministic flow-matching Euler scheduler, or
+            `max_sequence_length` is more than the pipeline takes.
     """
 
     family: ClassVar[str]
     pipeline_classes: ClassVar[tuple[str, ...]]
+    # What `max_sequence_length` bounds, as messages put it.
+    text_reader: ClassVar[str] = "the text encoder"
+    # Most that the pipeline takes as `max_sequence_length`; None if it sets no bound.
+    longest_text: ClassVar[int | None] = None
     # Whether the network also reads the padding of the text, so that its velocity depends on `max_sequence_length`.
     reads_padding: ClassVar[bool] = False
 
@@ -68,6 +73,7 @@ class Backbone(Trainable, ABC):
         if max_sequence_length is None:
             max_sequence_length = inspect.signature(type(pipe).__call__).parameters["max_sequence_length"].default
         checks.check_at_least_one(decode_batch=decode_batch, max_sequence_length=max_sequence_length)
+        checks.check_longest_text(self.family, max_sequence_length, self.longest_text)
         self.device = torch.device(device)
         self.pipe = pipe.to(self.device)
         for module in pipe.components.values():
@@ -114,7 +120,7 @@ class Backbone(Trainable, ABC):
 
     @abstractmethod
     def _text_tokens(self, prompt: str) -> int:
-        """Tokens that `prompt` would take if nothing were cut off."""
+        """Tokens that `prompt` would take if nothing were cut off, as `max_sequence_length` counts them."""
 
     @abstractmethod
     def _schedule(self, steps: int, height: int, width: int) -> dict[str, Any]:
@@ -147,10 +153,9 @@ class Backbone(Trainable, ABC):
         """Components of the pipeline at `source` that the family loads itself, by name in ``model_index.json``."""
         return {}
 
-    @property
-    def text_limit(self) -> int:
-        """Tokens of a prompt that are kept, as `_text_tokens` counts them."""
-        return self.max_sequence_length
+    def _fixed_text_tokens(self, prompt: str) -> dict[str, tuple[int, int]]:
+        """Text encoders that keep a length of their own, by name: tokens of `prompt`, and how many are kept."""
+        return {}
 
     @property
     def guidance_setting(self) -> str:
@@ -176,15 +181,15 @@ class Backbone(Trainable, ABC):
         return self._encode(prompts)
 
     def _warn_if_truncated(self, prompt: str) -> None:
-        tokens = self._text_tokens(prompt)
-        if tokens <= self.text_limit or prompt in self._warned_truncated:
+        counts = {self.text_reader: (self._text_tokens(prompt), self.max_sequence_length)}
+        counts |= self._fixed_text_tokens(prompt)
+        cuts = {name: f"{kept} of the {tokens} tokens" for name, (tokens, kept) in counts.items() if tokens > kept}
+        if not cuts or prompt in self._warned_truncated:
             return
         self._warned_truncated.add(prompt)
-        warnings.warn(
-            f"the text encoder keeps {self.text_limit} of the {tokens} tokens of the prompt "
-            f"{_shorten(prompt)!r}; raise max_sequence_length or shorten it.",
-            stacklevel=3,
-        )
+        what = " and ".join(f"{name} keeps {share}" for name, share in cuts.items())
+        advice = "raise max_sequence_length or shorten it" if self.text_reader in cuts else "shorten it"
+        warnings.warn(f"{what} of the prompt {_shorten(prompt)!r}; {advice}.", stacklevel=3)
 
     def latent_grid(self, height: int, width: int) -> tuple[int, int]:
         """Latent positions (h, w) of an image of height x width pixels."""

@@ -27,6 +27,12 @@ def check_at_least_one(**counts: int) -> None:
             raise ValueError(f"{name} must be at least 1, got {value}.")
 
 
+def check_longest_text(family: str, length: int, longest: int | None) -> None:
+    """Text is no longer than the pipeline itself takes; its encoding method alone would not complain."""
+    if longest is not None and length > longest:
+        raise ValueError(f"max_sequence_length={length} is more than {family} takes; give at most {longest}.")
+
+
 def check_size(family: str, multiple: int, **pixels: int) -> None:
     """Image sizes fit the latent grid; the pipelines themselves would quietly round them down."""
     for name, value in pixels.items():
@@ -91,6 +97,6 @@ def check_text_length(family: str, trained: int | None, length: int, reads_paddi
     """Weights meet text of the padded length with which they were trained, where the network reads the padding."""
     if reads_padding and trained not in (None, length):
         raise ValueError(
-            f"load_lora: this LoRA was trained with text padded to {trained} tokens, and the backbone pads to "
-            f"{length}, which {family} reads; load the backbone with max_sequence_length={trained}."
+            f"these weights were trained with text padded to {trained} tokens, and the backbone pads to {length}, "
+            f"which {family} reads; load the backbone with max_sequence_length={trained}."
         )

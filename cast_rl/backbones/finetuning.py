@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,9 @@ from torch import nn
 # PEFT's own default, and the only name that diffusers' metadata helper looks up.
 ADAPTER = "default"
 LORA_FILE = "pytorch_lora_weights.safetensors"
-# In the metadata of that file.
+# Beside weights that `cast_rl.saving` wrote.
+SETTINGS_FILE = "cast_rl.json"
+# In the metadata of the one and among the settings of the other.
 TEXT_LENGTH = "max_sequence_length"
 
 
@@ -127,6 +130,12 @@ def recorded_text_length(folder: str | Path) -> int | None:
     with safe_open(path, framework="pt") as file:
         length = (file.metadata() or {}).get(TEXT_LENGTH)
     return None if length is None else int(length)
+
+
+def pipeline_text_length(folder: str | Path) -> int | None:
+    """The text length with which a saved pipeline was trained; None if there is no record of it."""
+    path = Path(folder) / SETTINGS_FILE
+    return json.loads(path.read_text()).get(TEXT_LENGTH) if path.is_file() else None
 
 
 def load_lora(pipe: DiffusionPipeline, folder: str | Path) -> None:

@@ -28,6 +28,8 @@ class Flux(Backbone):
 
     family = "FLUX.1"
     pipeline_classes = ("FluxPipeline",)
+    text_reader = "T5"
+    longest_text = 512
     reads_padding = True
 
     def __init__(self, pipe: DiffusionPipeline, *, true_cfg_scale: float | None = None, **common: Any):
@@ -59,6 +61,9 @@ class Flux(Backbone):
 
     def _text_tokens(self, prompt: str) -> int:
         return len(self.pipe.tokenizer_2(prompt).input_ids)
+
+    def _fixed_text_tokens(self, prompt: str) -> dict[str, tuple[int, int]]:
+        return {"CLIP": (len(self.pipe.tokenizer(prompt).input_ids), self.pipe.tokenizer_max_length)}
 
     def _schedule(self, steps: int, height: int, width: int) -> dict[str, Any]:
         tokens = (height // self.pixel_multiple) * (width // self.pixel_multiple)

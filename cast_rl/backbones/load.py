@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
+from cast_rl.backbones import checks, finetuning
 from cast_rl.backbones import memory as levers
 from cast_rl.backbones.base import Backbone
 from cast_rl.backbones.flux import Flux
@@ -16,6 +17,7 @@ from cast_rl.backbones.flux2 import Flux2, Flux2Klein
 from cast_rl.backbones.qwen_image import QwenImage
 from cast_rl.backbones.stable_diffusion_3 import StableDiffusion3
 from cast_rl.backbones.z_image import ZImage
+from cast_rl.library_settings import check_quantized
 
 # One entry per supported pipeline class. A new family is a file beside these and a name here.
 FAMILIES: dict[str, type[Backbone]] = {
@@ -53,8 +55,8 @@ def load_backbone(
 
     Raises:
         FileNotFoundError: `source` is neither a pipeline folder nor a hub id that can be reached.
-        ValueError: the pipeline class has no backbone, `dtype` is not a floating point type, or the family refuses
-            the guidance.
+        ValueError: the pipeline class has no backbone, `dtype` is not a floating point type, the family refuses the
+            guidance, or it reads the padding of texts and `source` was trained with another ``max_sequence_length``.
         TypeError: an option that the family does not have.
     """
     if source == "miniature":
@@ -69,7 +71,7 @@ def load_backbone(
         family = _family(type(source).__name__)
         if quantization is not None:
             raise ValueError("memory.quantization takes effect on loading; give load_backbone a folder or a hub id.")
-        pipe = source.to(dtype)
+        pipe, text_length = source.to(dtype), None
     else:
         index = _read_index(source)
         family = _family(index.get("_class_name"))
@@ -80,11 +82,14 @@ def load_backbone(
             str(source), dtype=dtype, use_safetensors=True, quantization_config=config, **dict.fromkeys(own, None)
         )
         pipe.register_modules(**own)
-        levers.check_quantized(pipe, quantization or {})
+        for name, spec in (quantization or {}).items():
+            check_quantized(f"memory.quantization.{name}", spec, getattr(pipe, name))
+        text_length = finetuning.pipeline_text_length(source)
     pipe.set_progress_bar_config(disable=True)
     if (offload := memory.get("group_offload")) is not None:
         levers.enable_group_offload(pipe, device, offload)
     backbone = family(pipe, device=device, guidance=guidance, **family_options)
+    checks.check_text_length(backbone.family, text_length, backbone.max_sequence_length, backbone.reads_padding)
     if offload and offload.get("offload_to_disk_path"):
         backbone.on_disk = tuple(offload["components"])
     if lora is not None:

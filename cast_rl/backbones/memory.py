@@ -17,9 +17,7 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -29,6 +27,8 @@ from diffusers import ContextParallelConfig, DiffusionPipeline, PipelineQuantiza
 from diffusers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as DIFFUSERS_CONFIGS
 from torch import nn
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as TRANSFORMERS_CONFIGS
+
+from cast_rl.library_settings import model_quantization, named, nearest, plain
 
 if TYPE_CHECKING:
     from cast_rl.backbones.base import Backbone
@@ -46,10 +46,10 @@ def check_memory_settings(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     Raises:
         ValueError: an unknown setting, or one whose value is of the wrong kind; all are named at once.
     """
-    settings, wrong = _plain(settings or {}), []
+    settings, wrong = plain(settings or {}), []
     for key, value in settings.items():
         if key not in SETTINGS:
-            wrong.append(f"memory.{key} is unknown{_nearest(key, SETTINGS)}; there are {', '.join(sorted(SETTINGS))}")
+            wrong.append(f"memory.{key} is unknown{nearest(key, SETTINGS)}; there are {', '.join(sorted(SETTINGS))}")
         elif value is None or value is False:
             continue
         elif key in SWITCHES and value is not True:
@@ -82,36 +82,14 @@ def quantization_config(spec: Mapping[str, Mapping[str, Any]], index: Mapping[st
     libraries = {name: entry[0] for name, entry in index.items() if isinstance(entry, list | tuple)}
     models = [n for n, library in libraries.items() if library in ("diffusers", "transformers") and _is_model(n)]
     mapping = {}
-    for name, arguments in _plain(spec).items():
+    for name, arguments in plain(spec).items():
         key = f"memory.quantization.{name}"
         if name not in models:
             raise ValueError(f"{key}: the pipeline has no such model; it has {', '.join(models)}")
         library = libraries[name]
         configs = DIFFUSERS_CONFIGS if library == "diffusers" else TRANSFORMERS_CONFIGS
-        backend = arguments.get("backend") if isinstance(arguments, Mapping) else arguments
-        if not isinstance(arguments, Mapping) or backend not in configs:
-            raise ValueError(f"{key}.backend={backend!r} is none of {library}'s: {', '.join(sorted(configs))}")
-        arguments = {k: v for k, v in arguments.items() if k != "backend"}
-        config = configs[backend]
-        # bitsandbytes' config drops what it does not know.
-        known = set(inspect.signature(config.__init__).parameters) - {"self", "kwargs"}
-        for argument in arguments:
-            if argument not in known:
-                near = _nearest(argument, sorted(known))
-                raise ValueError(f"{key}.{argument} is no argument of {config.__name__}{near}; {sorted(known)} are")
-        with _named(key):
-            mapping[name] = config.from_dict(arguments)
+        mapping[name] = model_quantization(key, arguments, configs, library)
     return PipelineQuantizationConfig(quant_mapping=mapping)
-
-
-def check_quantized(pipe: DiffusionPipeline, spec: Mapping[str, Any]) -> None:
-    """Refuse a component that was to be quantized and is not, e.g. for want of ``load_in_4bit``."""
-    for name in spec:
-        if getattr(getattr(pipe, name), "hf_quantizer", None) is None:
-            raise ValueError(
-                f"memory.quantization.{name}={dict(spec[name])} left {type(getattr(pipe, name)).__name__} as it was; "
-                "bitsandbytes needs load_in_4bit or load_in_8bit"
-            )
 
 
 def enable_group_offload(pipe: DiffusionPipeline, device: torch.device | str, spec: Mapping[str, Any]) -> None:
@@ -139,7 +117,7 @@ def enable_group_offload(pipe: DiffusionPipeline, device: torch.device | str, sp
         )
     if not components or not isinstance(components, list) or not set(components) <= set(allowed):
         raise ValueError(f"memory.group_offload.components={components} must name some of {', '.join(allowed)}")
-    with _named("memory.group_offload"):
+    with named("memory.group_offload"):
         pipe.enable_group_offload(
             onload_device=torch.device(device),
             exclude_modules=[name for name in modules if name not in components],
@@ -158,10 +136,10 @@ def apply_memory_levers(backbone: Backbone, settings: Mapping[str, Any] | None) 
     if settings.get("gradient_checkpointing"):
         backbone.gradient_checkpointing()
     if "vae_slicing" in settings:
-        with _named("memory.vae_slicing=True"):
+        with named("memory.vae_slicing=True"):
             vae.enable_slicing()
     if tiling := settings.get("vae_tiling"):
-        with _named(f"memory.vae_tiling={tiling}"):
+        with named(f"memory.vae_tiling={tiling}"):
             vae.enable_tiling(**({} if tiling is True else tiling))
     if name := settings.get("attention_backend"):
         if name.endswith("_hub"):
@@ -169,7 +147,7 @@ def apply_memory_levers(backbone: Backbone, settings: Mapping[str, Any] | None) 
                 f"memory.attention_backend={name!r} would download a kernel from the hub and run it; install its "
                 f"package and use {name.removesuffix('_hub')!r}, or use 'native'"
             )
-        with _named(f"memory.attention_backend={name!r}"):
+        with named(f"memory.attention_backend={name!r}"):
             transformer.set_attention_backend(name)
     # The library checks the attention backend against context parallelism, so that comes after it.
     if (degrees := settings.get("context_parallel")) is not None:
@@ -178,10 +156,10 @@ def apply_memory_levers(backbone: Backbone, settings: Mapping[str, Any] | None) 
                 f"memory.context_parallel={degrees}: diffusers has no plan for {type(transformer).__name__}; set it "
                 "to null"
             )
-        with _named(f"memory.context_parallel={degrees}"):
+        with named(f"memory.context_parallel={degrees}"):
             transformer.enable_parallelism(config=ContextParallelConfig(**degrees))
     if (options := settings.get("compile_repeated_blocks")) is not None:
-        with _named(f"memory.compile_repeated_blocks={options}"):
+        with named(f"memory.compile_repeated_blocks={options}"):
             transformer.compile_repeated_blocks(**({} if options is True else options))
     backbone.forward_batch = settings.get("forward_batch")
 
@@ -227,30 +205,5 @@ def components_back(pipe: DiffusionPipeline, names: tuple[str, ...]) -> Iterator
         pipe.register_modules(**before)
 
 
-@contextmanager
-def _named(key: str) -> Iterator[None]:
-    """Errors of the library say what setting they are about."""
-    try:
-        yield
-    except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, KeyError) as error:
-        raise ValueError(f"{key}: {error}") from error
-    except ImportError as error:
-        raise ImportError(f"{key}: {error}; install the package, or leave this setting out") from error
-
-
 def _is_model(component: str) -> bool:
     return not any(part in component for part in ("scheduler", "tokenizer", "processor", "feature_extractor"))
-
-
-def _nearest(word: str, words: tuple[str, ...] | list[str]) -> str:
-    near = difflib.get_close_matches(word, words, n=1)
-    return f", did you mean {near[0]}" if near else ""
-
-
-def _plain(settings: Any) -> Any:
-    """Mappings and lists, OmegaConf's among them, as dicts and lists, which the libraries check for."""
-    if isinstance(settings, Mapping):
-        return {str(key): _plain(value) for key, value in settings.items()}
-    if not isinstance(settings, str) and hasattr(settings, "__iter__"):
-        return [_plain(value) for value in settings]
-    return settings

@@ -25,6 +25,7 @@ class QwenImage(Backbone):
 
     family = "Qwen-Image"
     pipeline_classes = ("QwenImagePipeline",)
+    longest_text = 1024
 
     def __init__(self, pipe: DiffusionPipeline, *, fast_vae: bool = True, **common: Any):
         if pipe.transformer.config.guidance_embeds:

@@ -17,6 +17,8 @@ class StableDiffusion3(Backbone):
 
     family = "Stable Diffusion 3"
     pipeline_classes = ("StableDiffusion3Pipeline",)
+    text_reader = "T5"
+    longest_text = 512
     reads_padding = True
 
     @property
@@ -31,11 +33,6 @@ class StableDiffusion3(Backbone):
     def uses_negative(self) -> bool:
         return self.guidance is not None and self.guidance > 1
 
-    @property
-    def text_limit(self) -> int:
-        # Checkpoints may come without the T5 encoder; then all that is read are CLIP's tokens.
-        return self.pipe.tokenizer_max_length if self.pipe.text_encoder_3 is None else self.max_sequence_length
-
     def _encode(self, prompts: list[str]) -> Cond:
         embeds, _, pooled, _ = self.pipe.encode_prompt(
             prompts,
@@ -48,8 +45,12 @@ class StableDiffusion3(Backbone):
         return {"embeds": embeds, "pooled": pooled}
 
     def _text_tokens(self, prompt: str) -> int:
-        tokenizer = self.pipe.tokenizer if self.pipe.text_encoder_3 is None else self.pipe.tokenizer_3
-        return len(tokenizer(prompt).input_ids)
+        # Checkpoints may come without the T5 encoder; then all that is read are CLIP's tokens.
+        return 0 if self.pipe.text_encoder_3 is None else len(self.pipe.tokenizer_3(prompt).input_ids)
+
+    def _fixed_text_tokens(self, prompt: str) -> dict[str, tuple[int, int]]:
+        # The two CLIP encoders have the same tokens.
+        return {"CLIP": (len(self.pipe.tokenizer(prompt).input_ids), self.pipe.tokenizer_max_length)}
 
     def _schedule(self, steps: int, height: int, width: int) -> dict[str, Any]:
         config = self.pipe.scheduler.config

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from cast_rl.judges.answers import AnswerMode
 from cast_rl.judges.base import Judge
@@ -16,11 +19,13 @@ from cast_rl.judges.families.qwen2_5_vl import Qwen2_5_VL
 from cast_rl.judges.families.qwen3_vl import Qwen3VL
 from cast_rl.judges.images import ImageSettings
 from cast_rl.judges.vlm import VLMJudge
+from cast_rl.library_settings import check_quantized, model_quantization
 
 # One entry per model type. A new family is a file in families/ and an import here.
 FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Family]]] = {
     model.config_class.model_type: (model, family) for family in (Qwen3VL, Qwen2_5_VL) for model in family.model_classes
 }
+QUANTIZATION = "load_judge: quantization"  # in messages
 NAMES = "'miniature', the tiny model that ships; 'oracle', the miniature's exact judge; 'soft_oracle', an unsure one"
 
 
@@ -34,6 +39,7 @@ def load_judge(
     evidence_size: tuple[int, int] | None = None,
     token_budget: int = 16384,
     attention: str | dict[str, str] = "sdpa",
+    quantization: Mapping[str, Any] | None = None,
 ) -> Judge:
     """Load a vision-language model as a judge, or one of the miniature's judges by name.
 
@@ -50,10 +56,13 @@ def load_judge(
             beside the weights, or takes the defaults if there is none; False gives scores alone.
         evidence_size, token_budget: see `cast_rl.judges.VLMJudge`.
         attention: transformers' ``attn_implementation``; the decoder must be on sdpa.
+        quantization: arguments of transformers' quantization config plus ``backend``, such as ``{"backend":
+            "bitsandbytes_4bit", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}``; None keeps the checkpoint's.
 
     Raises:
         FileNotFoundError: `source` is no folder of a model, nor a hub id that can be reached.
         ValueError: an unknown name, a model that is not supported or incomplete, or settings it cannot follow.
+        ImportError: the package that quantizes is not installed.
     """
     if source == "oracle":
         # Here, not above: the miniature brings diffusers and scipy along, which other judges do without.
@@ -68,14 +77,23 @@ def load_judge(
     config = _config(path)
     classes, family = FAMILIES[config.model_type]
     family.check(config)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    if quantization is not None:
+        known = AUTO_QUANTIZATION_CONFIG_MAPPING
+        options["quantization_config"] = model_quantization(QUANTIZATION, quantization, known, "transformers")
+    quantized = quantization is not None or hasattr(config, "quantization_config")
+    if quantized:
+        # Weights are quantized where they will stay; not every library lets them be moved afterwards.
+        options["device_map"] = torch.device(device)
     model, info = classes.from_pretrained(
-        path, dtype=dtype, attn_implementation=attention, use_safetensors=True, trust_remote_code=False,
-        output_loading_info=True,
-    )  # fmt: skip
+        path, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
+    )
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"{path} lacks {len(missing)} weights of {classes.__name__}, such as {missing[0]}")
+    if quantization is not None:
+        check_quantized(QUANTIZATION, quantization, model)
     return VLMJudge(
-        family(model.to(device)),
+        family(model if quantized else model.to(device)),
         AutoTokenizer.from_pretrained(path, trust_remote_code=False),
         ImageSettings.from_processor(Qwen2VLImageProcessorPil.from_pretrained(path)),
         answers=answers,

@@ -91,7 +91,7 @@ def test_stable_diffusion_3_may_come_without_t5(load_stock):
     pipe.text_encoder_3 = pipe.tokenizer_3 = None
     backbone = load_backbone(pipe)
     assert backbone.encode(["a cat"])["embeds"].shape[:2] == (1, 77 + 256)
-    with pytest.warns(UserWarning, match="keeps 77 of the"):
+    with pytest.warns(UserWarning, match=r"^CLIP keeps 77 of the \d+ tokens of .*; shorten it"):
         backbone.encode(["a red cat " * 20])
 
 
@@ -117,6 +117,17 @@ def test_the_text_length_is_the_pipelines_and_the_callers_prompts_stay(shared_st
     assert prompts == PROMPTS
     with pytest.raises(ValueError, match="max_sequence_length must be at least 1"):
         load_backbone(stock, **(case.load_options() | {"max_sequence_length": 0}))
+
+
+@pytest.mark.parametrize("pipeline_class", [name for name, family in FAMILIES.items() if family.longest_text])
+def test_texts_longer_than_the_pipeline_takes_are_refused(shared_stock, pipeline_class):
+    stock, longest = shared_stock(pipeline_class), FAMILIES[pipeline_class].longest_text
+    with pytest.raises(ValueError, match=f"cannot be greater than {longest} but is {longest + 1}"):
+        stock("a cat", height=64, width=64, max_sequence_length=longest + 1)
+    options = PLAIN[pipeline_class]
+    with pytest.raises(ValueError, match=rf"max_sequence_length={longest + 1} is more than .* give at most {longest}"):
+        load_backbone(stock, **(options | {"max_sequence_length": longest + 1}))
+    assert load_backbone(stock, **(options | {"max_sequence_length": longest})).max_sequence_length == longest
 
 
 def test_the_grid_is_the_latents_own(shared_stock):

@@ -230,8 +230,31 @@ def test_the_attention_backend_is_set_on_the_transformer(qwen_folder, calls):
         backbone.transformer.set_attention_backend("native")
 
 
+@pytest.mark.slow
+def test_compiled_blocks_give_the_same_gradients(qwen_folder):
+    """With the eager backend, which traces the blocks but generates no code; that would take half a minute."""
+
+    def gradients(memory):
+        backbone = load_backbone(qwen_folder, memory=memory)
+        torch.manual_seed(0)
+        backbone.add_lora(rank=2)
+        for parameter in backbone.trainable_parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+        backbone.velocity(x, 0.6, cond).square().mean().backward()
+        return [p.grad for p in backbone.trainable_parameters()]
+
+    plain = load_backbone(qwen_folder)
+    x, cond = plain.initial_latents([1], 64, 64), plain.encode(PROMPTS[:1])
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    compiled = gradients({"compile_repeated_blocks": {"backend": "eager"}})
+    assert counters["stats"]["unique_graphs"] >= 1
+    for ours, theirs in zip(compiled, gradients(None), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_repeated_blocks_are_compiled_with_the_arguments_given(qwen_folder, calls):
-    """Compiling takes half a minute; what is checked is the call."""
     backbone = load_backbone(qwen_folder)
     seen = calls(type(backbone.transformer.transformer_blocks[0]), "compile")
     memory.apply_memory_levers(backbone, {"compile_repeated_blocks": {"mode": "max-autotune"}})

@@ -66,9 +66,9 @@ def test_bfloat16_differs_only_by_the_states_we_keep_in_float32(backbone_for, sh
             x = scheduler.step(velocity.to(state), timestep, x, return_dict=False)[0]
     expected = stock_images(stock, case, size, STEPS).float()
     assert torch.equal(backbone.decode(x), expected)
-    if state is torch.bfloat16 and size == SIZES[0]:
-        ours = ode_rollout(backbone, noise, cond, negative, steps=STEPS, height=size[0], width=size[1])
-        torch.testing.assert_close(backbone.decode(ours), expected, rtol=0, atol=0.1)
+    ours = ode_rollout(backbone, noise, cond, negative, steps=STEPS, height=size[0], width=size[1])
+    # Seven tenths of what is allowed is the most that was seen. States alike leave no gap.
+    torch.testing.assert_close(backbone.decode(ours), expected, rtol=0, atol=0.1 if state is torch.bfloat16 else 0)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.pipeline_class == "QwenImagePipeline"], ids=str)

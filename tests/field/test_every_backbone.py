@@ -12,10 +12,12 @@ from cast_rl.envs import DenoisingEnv
 from cast_rl.objectives import AtomAdvantage, CASTLoss
 from cast_rl.policy import make_policy
 from cast_rl.prompt_bank import PromptBank, concatenate
+from cast_rl.sampling import ode_rollout
 from cast_rl.saving import save_weights
 
 CLIP = 0.01
 KINDS = ["cps", "flow_sde", "dance_sde"]
+CLIP_AND_T5 = ("StableDiffusion3Pipeline", "FluxPipeline")
 SHORT, LONG = "two cats", "a photo of " + "a red dog and a small blue bowl left of the table with " * 5
 GUIDED = {case.pipeline_class: case for case in CASES}
 
@@ -63,11 +65,13 @@ def test_f01_f02_f09_replayed_in_any_batch(guided, kind):
 
 @pytest.mark.parametrize("pipeline_class", FAMILIES)
 def test_f01_bfloat16_stays_far_inside_the_clip_range(tiny_folder, pipeline_class):
-    policy, data = rollout(*with_bank(tiny_folder, pipeline_class, dtype="bfloat16"), "cps")
-    assert data["latent"].dtype == data["action"].dtype == torch.float32
-    loss = CASTLoss(policy, clip_epsilon=CLIP)
-    for batch in (data, data[2:5]):
-        assert loss(batch)["max_abs_log_ratio"] < CLIP / 10
+    guided = with_bank(tiny_folder, pipeline_class, dtype="bfloat16")
+    for kind in KINDS:
+        policy, data = rollout(*guided, kind)
+        assert data["latent"].dtype == data["action"].dtype == torch.float32
+        loss = CASTLoss(policy, clip_epsilon=CLIP)
+        for batch in (data, data[2:5]):
+            assert loss(batch)["max_abs_log_ratio"] < CLIP / 10, kind
 
 
 def test_f09_noise_depends_on_its_own_seed_only(guided):
@@ -82,7 +86,8 @@ def test_f12_a_truncated_prompt_is_named_once_and_keeps_its_id(guided):
     backbone, _ = guided
     negative = GUIDED[type(backbone.pipe).__name__].negative
     first, second = LONG + "one", LONG + "two"
-    with pytest.warns(UserWarning, match=f"keeps {backbone.text_limit} of the .* 'a photo of a red dog") as caught:
+    kept = rf"keeps {backbone.max_sequence_length} of the \d+ tokens"
+    with pytest.warns(UserWarning, match=f"{kept} .*'a photo of a red dog.* raise max_sequence_length") as caught:
         bank = PromptBank.encode(backbone, [first, second, SHORT], negative)
         backbone.encode([first])
     assert len(caught) == 2 and bank.texts == (first, second, SHORT)
@@ -91,7 +96,26 @@ def test_f12_a_truncated_prompt_is_named_once_and_keeps_its_id(guided):
         backbone.encode([first, SHORT])
 
 
-@pytest.mark.filterwarnings("ignore:the text encoder keeps")
+def test_f12_prompts_that_differ_only_in_case_are_two(guided):
+    backbone, _ = guided
+    texts = ("a red bowl", "A red bowl", "a red bowl")
+    bank = PromptBank.encode(backbone, texts, GUIDED[type(backbone.pipe).__name__].negative)
+    lower, upper, again = bank(torch.arange(3))[0]["embeds"]
+    assert bank.texts == texts and torch.equal(lower, again) and not torch.equal(lower, upper)
+
+
+@pytest.mark.parametrize("pipeline_class", CLIP_AND_T5)
+def test_f12_what_clip_alone_cuts_off_is_named_too(shared_stock, pipeline_class):
+    options = PLAIN[pipeline_class] | {"max_sequence_length": 200}
+    backbone = load_backbone(shared_stock(pipeline_class), **options)
+    words = "a red dog and " * 10  # a token each for T5; for the tiny CLIP each letter is one
+    with pytest.warns(UserWarning, match=r"^CLIP keeps 77 of the 102 tokens of the prompt 'a red dog .*; shorten it"):
+        backbone.encode([words])
+    with pytest.warns(UserWarning, match=r"^T5 keeps 200 of the .* and CLIP keeps 77 of the .* raise max_sequence_le"):
+        backbone.encode([words * 6])
+
+
+@pytest.mark.filterwarnings("ignore:.* keeps")
 def test_f13_a_row_depends_neither_on_its_neighbours_nor_on_their_length(guided):
     backbone, bank = guided
     alone, joint = backbone.encode([SHORT]), concatenate([backbone.encode([text]) for text in (SHORT, LONG)])
@@ -119,6 +143,22 @@ def test_f14_sigmas_that_share_a_bfloat16_timestep_stay_apart(guided):
     timesteps = (sigmas[:-1] * 1000).bfloat16()
     assert len(timesteps.unique()) < len(timesteps)
     assert len(sigmas) == 401 and (sigmas.diff() < 0).all()
+
+
+def test_f14_each_of_400_steps_is_taken_once(guided, monkeypatch):
+    """Along a constant velocity the Euler steps add up to one from the first sigma to 0."""
+    backbone, _ = guided
+    x = backbone.initial_latents([1], 64, 64)
+    velocity, seen = torch.randn_like(x), []
+
+    def constant(latents, sigma, cond, negative):
+        seen.append(float(sigma))
+        return velocity
+
+    monkeypatch.setattr(backbone, "velocity", constant)
+    end = ode_rollout(backbone, x, {}, steps=400, height=64, width=64)
+    assert len(seen) == len(set(seen)) == 400
+    torch.testing.assert_close(end, x - seen[0] * velocity, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("pipeline_class", FAMILIES)

@@ -99,6 +99,8 @@ def test_both_are_saved_each_under_its_name_with_the_settings(qwen_folder, tmp_p
     records = [json.loads((folder / "cast_rl.json").read_text()) for folder in (raw, average)]
     assert records[0]["weights"] == "raw" and "decay" not in records[0]
     assert (records[1]["weights"], records[1]["decay"], records[1]["steps"]) == ("average", 0.6, 3)
+    # F13: what the network read of a text depends on it.
+    assert all(r["max_sequence_length"] == 512 for r in records)
     assert all(r["settings"] == {"optim": {"learning_rate": 0.02}} and r["family"] == "Qwen-Image" for r in records)
 
 
