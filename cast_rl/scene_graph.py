@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from cast_rl.relations import contradiction, relation_skill
-from cast_rl.wording import article, number_word, plural
+from cast_rl.wording import article, is_phrase, number_word, plural
 
 Span = tuple[int, int]
 
@@ -26,6 +26,9 @@ class Entity:
     """``count`` things of one kind: ``Entity("circle", 2, ("red",))`` is "two red circles".
 
     ``count=None`` leaves the number open ("some red circles") and yields no count atom.
+
+    Raises:
+        ValueError: a count below 1; a noun or attribute that is not words with single spaces between them.
     """
 
     noun: str
@@ -35,6 +38,9 @@ class Entity:
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
             raise ValueError(f"an entity's count is at least 1 (or None for an open number), got {self.count}")
+        for name, words in (("noun", self.noun), *(("attribute", word) for word in self.attributes)):
+            if not is_phrase(words):
+                raise ValueError(f"an entity's {name} is words with single spaces and none around them, got {words!r}")
 
     @property
     def is_plural(self) -> bool:
@@ -52,11 +58,21 @@ class Entity:
 
 @dataclass(frozen=True)
 class Relation:
-    """``subject predicate object``, ends given as indices into the graph's entities."""
+    """``subject predicate object``, ends given as indices into the graph's entities.
+
+    Raises:
+        ValueError: a predicate that is not words with single spaces between them.
+    """
 
     subject: int
     predicate: str
     object: int
+
+    def __post_init__(self) -> None:
+        if not is_phrase(self.predicate):
+            raise ValueError(
+                f"a relation's predicate is words with single spaces and none around them, got {self.predicate!r}"
+            )
 
     @property
     def skill(self) -> str:

@@ -97,6 +97,9 @@ def test_every_fact_of_sampled_graphs_has_exactly_one_atom_and_its_words():
         ),
         (lambda: SceneGraph((Entity("cat", None),), closed=True), "states every count"),
         (lambda: Entity("cat", 0), "at least 1"),
+        (lambda: Entity(" cat"), "entity's noun is words .* got ' cat'"),
+        (lambda: Entity("cat", 1, ("red", "")), "entity's attribute is words .* got ''"),
+        (lambda: Relation(0, "left\nof", 1), r"predicate is words .* got 'left\\nof'"),
     ],
 )
 def test_impossible_graphs_are_refused(build, message):

@@ -55,6 +55,8 @@ def read_lines(path: str | PathLike, convert: Callable[[Any], T]) -> list[T]:
             values.append(convert(_parse(line)))
         except Problem as problem:
             problems.append((number, problem))
+        except RecursionError:  # the JSON was read, but what works on its value runs out of stack
+            problems.append((number, Problem("", "too deeply nested")))
     if problems:
         raise PromptFileError(path, problems)
     if not values:

@@ -6,6 +6,22 @@ from cast_rl.prompts import Prompt, load_vocabulary
 from cast_rl.scene_graph import Atom, Entity, Relation, SceneGraph
 
 COMMON = load_vocabulary("common")
+# A line in GenEval 2's format, about another prompt than any of its own.
+ROW = {
+    "prompt": "three sheeps chasing a red bus, and a box",
+    "atom_count": 6,
+    "vqa_list": [
+        ["How many sheeps are in the image?", "three"],
+        ["Are there any sheeps in the image?", "Yes"],
+        ["Are the sheeps chasing the bus?", "Yes"],
+        ["How many buses are in the image?", "one"],
+        ["Is the bus red?", "Yes"],
+        ["Are there any buses in the image?", "Yes"],
+        ["Are there any boxes in the image?", "Yes"],
+    ],
+    "skills": ["count", "object", "verb", "count", "attribute", "object", "object"],
+}
+
 PREDICATES = ("left of", "under", "next to", "chasing", "on", "inside")
 
 

@@ -107,6 +107,9 @@ def test_a_vocabulary_of_ones_own(tmp_path):
     ("text", "message"),
     [
         ("nouns: {a: []}", "own.yaml: nouns.a: .*non-empty"),
+        ("nouns: {a: ['cat ']}", r"own.yaml: nouns.a\[0\]: 'cat ' is not words in lower-case"),
+        ('nouns: {a: [cat, "dog\\n"]}', r"nouns.a\[1\]: 'dog\\n' is not words"),
+        ("nouns: {a: [cat]}\ncounts: [2.0]", r"counts\[0\]: 2.0 is not of type 'integer'"),
         ("nouns: {a: [cat], b: [cat]}", "'cat', 'cats' would have two meanings"),
         ("nouns: {a: [glass]}\nattributes: {m: [glass]}", "'glass' would have two meanings"),
         ("nouns: {a: [red fox]}\nattributes: {c: [red]}", "'red fox' begins with a word"),
