@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cast_rl.prompts.base import Prompt, PromptSet
 from cast_rl.prompts.files import graph_from_json
-from cast_rl.prompts.jsonl import Problem
+from cast_rl.prompts.jsonl import Problem, TextsError
 from cast_rl.prompts.schema import check_schema
 from cast_rl.prompts.spans import locate
 from cast_rl.scene_graph import Atom, SceneGraph
@@ -66,16 +66,16 @@ class LanguageModelParser:
         """A prompt for every text, in their order.
 
         Raises:
-            ValueError: lists every text that no attempt gave a valid graph of, with what was wrong last.
+            TextsError: lists every text that no attempt gave a valid graph of, with what was wrong last.
         """
-        prompts, failures = [], []
-        for number, text in enumerate(texts, start=1):
+        prompts, problems = [], []
+        for i, text in enumerate(texts):
             try:
                 prompts.append(self._parse(text))
             except Problem as problem:
-                failures.append(f"  text {number}, {text!r}: {problem}")
-        if failures:
-            raise ValueError(f"{len(failures)} of {len(texts)} texts could not be parsed:\n" + "\n".join(failures))
+                problems.append((i, problem))
+        if problems:
+            raise TextsError(texts, problems)
         return PromptSet(prompts)
 
     def _parse(self, text: str) -> Prompt:
@@ -107,9 +107,11 @@ def _believe(answer: str, text: str) -> Prompt:
         raise Problem("", "the answer has no JSON in it")
     try:
         value, _ = json.JSONDecoder().raw_decode(answer, start)
+        check_schema({"prompt": text, "graph": value}, "prompts")
+    except Problem:
+        raise
     except (ValueError, RecursionError) as error:
-        raise Problem("", f"the answer is not JSON: {error}") from error
-    check_schema({"prompt": text, "graph": value}, "prompts")
+        raise Problem("", f"the answer is not JSON that can be read: {error}") from error
     graph = graph_from_json(value, "graph")
     return Prompt(text, tuple(_place(atom, text, graph) for atom in graph.atoms()), graph)
 
