@@ -120,8 +120,8 @@ class SceneGraph:
 
     Raises:
         ValueError: no entity; a relation that names a missing entity, or relates one to itself; two relations
-            between one pair; relations that cannot all hold; two entities that no word of the prompt tells apart;
-            ``closed`` with an open count.
+            between one pair; relations that cannot all hold (see `cast_rl.relations.contradiction`); two entities
+            that no word of the prompt tells apart; ``closed`` with an open count.
     """
 
     entities: tuple[Entity, ...]
@@ -230,11 +230,14 @@ class SceneGraph:
 
     def _attribute_question(self, e: Entity, word: str) -> str:
         """Whether ``e`` has an attribute, where other entities have its noun."""
-        if any(other != e and other.noun == e.noun and word in other.attributes for other in self.entities):
-            # Others have it, too: the rest of its attributes tells which one is meant.
-            rest = " ".join(w for w in e.attributes if w != word)
-            return f"{e.be} the {rest} {e.noun_form()} {word}?"
-        return f"Are there any {word} {plural(e.noun)} in the image?"
+        others = [set(other.attributes) for other in self.entities if other != e and other.noun == e.noun]
+        if not any(word in attributes for attributes in others):
+            return f"Are there any {word} {plural(e.noun)} in the image?"
+        rest = [w for w in e.attributes if w != word]
+        if any(attributes.issuperset(rest) for attributes in others):
+            # The rest of its attributes does not tell which of several is meant, only all of them do.
+            return f"Are there any {' '.join(e.attributes)} {plural(e.noun)} in the image?"
+        return f"{e.be} the {' '.join(rest)} {e.noun_form()} {word}?"
 
 
 def told_apart(entities: Sequence[Entity]) -> bool:
@@ -259,8 +262,9 @@ def _check_relations(relations: tuple[Relation, ...], entities: tuple[Entity, ..
     if len(relations) > 2:  # fewer cannot close a circle
         circle = contradiction((r.subject, r.predicate, r.object) for r in relations)
         if circle:
-            names = ", ".join(repr(entities[i].noun) for i in circle)
-            raise ValueError(f"the relations contradict each other: they order {names} in a circle")
+            nouns = [repr(entities[i].noun) for i in circle]
+            steps = ", ".join(f"{a} before {b}" for a, b in zip(nouns, nouns[1:] + nouns[:1], strict=True))
+            raise ValueError(f"the relations contradict each other: along one axis they put {steps}")
 
 
 def _between(n: int, last: int, comma: bool) -> list[tuple[str, None]]:

@@ -87,7 +87,14 @@ def test_every_fact_of_sampled_graphs_has_exactly_one_atom_and_its_words():
                 (Entity("cat"), Entity("dog"), Entity("pig")),
                 (Relation(0, "left of", 1), Relation(2, "to the right of", 1), Relation(2, "left of", 0)),
             ),
-            "order 'cat', 'dog', 'pig' in a circle",
+            "put 'cat' before 'dog', 'dog' before 'pig', 'pig' before 'cat'",
+        ),
+        (
+            lambda: SceneGraph(
+                (Entity("cat"), Entity("box"), Entity("pig")),
+                (Relation(0, "inside", 1), Relation(1, "left of", 2), Relation(0, "right of", 2)),
+            ),
+            "along one axis they put 'pig' before 'cat', 'cat' before 'pig'",
         ),
         (lambda: SceneGraph((Entity("cat"),), (Relation(0, "above", 1),)), "not there"),
         (lambda: SceneGraph((Entity("cat"),), (Relation(0, "above", 0),)), "to itself"),

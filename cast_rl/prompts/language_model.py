@@ -120,11 +120,18 @@ def _place(atom: Atom, text: str, graph: SceneGraph) -> Atom:
     """The atom with its words in ``text`` instead of the graph's own rendering."""
     if atom.skill == "scene":
         return replace(atom, prompt=text)
-    question = atom.question
-    if atom.skill == "object" and atom.qualified:
-        e = atom.entities[0]
-        question = f"Are there any {' '.join((*e.attributes, plural(e.noun)))} in the image?"
-    found = locate(text, atom.skill, question, atom.answer)
+    e = atom.entities[0]
+    if atom.qualified and atom.skill in ("object", "attribute"):
+        # Of two things of one noun, the one whose attributes the text says.
+        found = locate(
+            text, "object", f"Are there any {' '.join((*e.attributes, plural(e.noun)))} in the image?", "Yes"
+        )
+        if found and atom.skill == "attribute":
+            (thing,) = found.spans
+            start = thing[0] + text[slice(*thing)].lower().index(atom.value.lower())
+            found = replace(found, spans=((start, start + len(atom.value)), thing))
+    else:
+        found = locate(text, atom.skill, atom.question, atom.answer)
     if found is None:
         words = [" ".join((*e.attributes, e.noun)) for e in atom.entities]
         raise Problem(

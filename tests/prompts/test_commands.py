@@ -80,6 +80,16 @@ def test_a_models_answer_is_placed_in_the_text():
     ]  # fmt: skip
 
 
+def test_two_things_of_one_noun_are_found_by_their_attributes():
+    text = "a photo of two red wooden chairs, and a blue chair beside them"
+    things = [{"noun": "chair", "count": 2, "attributes": ["red", "wooden"]}, {"noun": "chair", "attributes": ["blue"]}]
+    (prompt,) = LanguageModelParser(answers(json.dumps({"entities": things}))[0])([text])
+    assert [[text[start:end] for start, end in a.spans] for a in prompt.atoms] == [
+        ["red wooden chairs"], ["red", "red wooden chairs"], ["wooden", "red wooden chairs"],
+        ["two", "red wooden chairs"], ["blue chair"], ["blue", "blue chair"], ["a", "blue chair"],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
