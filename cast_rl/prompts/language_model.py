@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -123,13 +124,12 @@ def _place(atom: Atom, text: str, graph: SceneGraph) -> Atom:
     e = atom.entities[0]
     if atom.qualified and atom.skill in ("object", "attribute"):
         # Of two things of one noun, the one whose attributes the text says.
-        found = locate(
-            text, "object", f"Are there any {' '.join((*e.attributes, plural(e.noun)))} in the image?", "Yes"
-        )
+        things = " ".join((*e.attributes, plural(e.noun)))
+        found = locate(text, "object", f"Are there any {things} in the image?", "Yes")
         if found and atom.skill == "attribute":
             (thing,) = found.spans
-            start = thing[0] + text[slice(*thing)].lower().index(atom.value.lower())
-            found = replace(found, spans=((start, start + len(atom.value)), thing))
+            word = re.compile(rf"(?<!\w){re.escape(atom.value)}(?!\w)", re.IGNORECASE).search(text, *thing)
+            found = replace(found, spans=(word.span(), thing))
     else:
         found = locate(text, atom.skill, atom.question, atom.answer)
     if found is None:

@@ -81,12 +81,12 @@ def test_a_models_answer_is_placed_in_the_text():
 
 
 def test_two_things_of_one_noun_are_found_by_their_attributes():
-    text = "a photo of two red wooden chairs, and a blue chair beside them"
-    things = [{"noun": "chair", "count": 2, "attributes": ["red", "wooden"]}, {"noun": "chair", "attributes": ["blue"]}]
+    text = "a photo of two colored red hats, and a blue hat beside them"
+    things = [{"noun": "hat", "count": 2, "attributes": ["colored", "red"]}, {"noun": "hat", "attributes": ["blue"]}]
     (prompt,) = LanguageModelParser(answers(json.dumps({"entities": things}))[0])([text])
     assert [[text[start:end] for start, end in a.spans] for a in prompt.atoms] == [
-        ["red wooden chairs"], ["red", "red wooden chairs"], ["wooden", "red wooden chairs"],
-        ["two", "red wooden chairs"], ["blue chair"], ["blue", "blue chair"], ["a", "blue chair"],
+        ["colored red hats"], ["colored", "colored red hats"], ["red", "colored red hats"],
+        ["two", "colored red hats"], ["blue hat"], ["blue", "blue hat"], ["a", "blue hat"],
     ]  # fmt: skip
 
 
