@@ -27,6 +27,7 @@ AXES = {
     "inside": ("inner to outer", 1),
     "in": ("inner to outer", 1),
 }
+_INSIDE = ("inside", "in")
 UNORDERED = ("next to", "beside", "near", "against")
 
 
@@ -39,24 +40,43 @@ def relation_skill(predicate: str) -> str:
 def contradiction(relations: Iterable[tuple[int, str, int]]) -> list[int] | None:
     """Ends of relations that cannot all hold: a circle along one axis, such as a left of b left of a.
 
+    What is inside a thing is where that thing is: if a is inside b, and b left of c, then a is left of c.
+
     Args:
         relations: triples of subject, predicate and object.
 
     Returns:
         the entities of the first circle found, in its order, or None if there is none.
     """
+    relations = list(relations)
+    held: dict[int, list[int]] = {}
+    for subject, predicate, other in relations:
+        if predicate in _INSIDE:
+            held.setdefault(other, []).append(subject)
     axes: dict[str, dict[int, list[int]]] = {}
     for subject, predicate, other in relations:
         if predicate in AXES:
             axis, sign = AXES[predicate]
             first, second = (subject, other) if sign > 0 else (other, subject)
-            axes.setdefault(axis, {}).setdefault(first, []).append(second)
+            if held and predicate not in _INSIDE:
+                firsts, seconds = _with_contents(first, held), _with_contents(second, held)
+            else:
+                firsts, seconds = [first], [second]
+            for before in firsts:
+                axes.setdefault(axis, {}).setdefault(before, []).extend(seconds)
     for after in axes.values():
-        if len(after) > 1:  # a circle needs two entities that come before another
-            circle = _circle(after)
-            if circle:
-                return circle
+        circle = _circle(after)
+        if circle:
+            return circle
     return None
+
+
+def _with_contents(thing: int, held: dict[int, list[int]]) -> list[int]:
+    """A thing and all that is inside it, at any depth."""
+    found = [thing]
+    for container in found:  # grows on the way
+        found += [inner for inner in held.get(container, ()) if inner not in found]
+    return found
 
 
 def _circle(after: dict[int, list[int]]) -> list[int] | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from cast_rl.relations import contradiction, relation_skill
-from cast_rl.wording import article, number_word, plural
+from cast_rl.wording import article, is_phrase, number_word, plural
 
 Span = tuple[int, int]
 
@@ -26,6 +26,9 @@ class Entity:
     """``count`` things of one kind: ``Entity("circle", 2, ("red",))`` is "two red circles".
 
     ``count=None`` leaves the number open ("some red circles") and yields no count atom.
+
+    Raises:
+        ValueError: a count below 1; a noun or attribute that is not words with single spaces between them.
     """
 
     noun: str
@@ -35,6 +38,9 @@ class Entity:
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
             raise ValueError(f"an entity's count is at least 1 (or None for an open number), got {self.count}")
+        for name, words in (("noun", self.noun), *(("attribute", word) for word in self.attributes)):
+            if not is_phrase(words):
+                raise ValueError(f"an entity's {name} is words with single spaces and none around them, got {words!r}")
 
     @property
     def is_plural(self) -> bool:
@@ -52,11 +58,21 @@ class Entity:
 
 @dataclass(frozen=True)
 class Relation:
-    """``subject predicate object``, ends given as indices into the graph's entities."""
+    """``subject predicate object``, ends given as indices into the graph's entities.
+
+    Raises:
+        ValueError: a predicate that is not words with single spaces between them.
+    """
 
     subject: int
     predicate: str
     object: int
+
+    def __post_init__(self) -> None:
+        if not is_phrase(self.predicate):
+            raise ValueError(
+                f"a relation's predicate is words with single spaces and none around them, got {self.predicate!r}"
+            )
 
     @property
     def skill(self) -> str:
@@ -104,8 +120,8 @@ class SceneGraph:
 
     Raises:
         ValueError: no entity; a relation that names a missing entity, or relates one to itself; two relations
-            between one pair; relations that cannot all hold; two entities that no word of the prompt tells apart;
-            ``closed`` with an open count.
+            between one pair; relations that cannot all hold (see `cast_rl.relations.contradiction`); two entities
+            that no word of the prompt tells apart; ``closed`` with an open count.
     """
 
     entities: tuple[Entity, ...]
@@ -214,11 +230,14 @@ class SceneGraph:
 
     def _attribute_question(self, e: Entity, word: str) -> str:
         """Whether ``e`` has an attribute, where other entities have its noun."""
-        if any(other != e and other.noun == e.noun and word in other.attributes for other in self.entities):
-            # Others have it, too: the rest of its attributes tells which one is meant.
-            rest = " ".join(w for w in e.attributes if w != word)
-            return f"{e.be} the {rest} {e.noun_form()} {word}?"
-        return f"Are there any {word} {plural(e.noun)} in the image?"
+        others = [set(other.attributes) for other in self.entities if other != e and other.noun == e.noun]
+        if not any(word in attributes for attributes in others):
+            return f"Are there any {word} {plural(e.noun)} in the image?"
+        rest = [w for w in e.attributes if w != word]
+        if any(attributes.issuperset(rest) for attributes in others):
+            # The rest of its attributes does not tell which of several is meant, only all of them do.
+            return f"Are there any {' '.join(e.attributes)} {plural(e.noun)} in the image?"
+        return f"{e.be} the {' '.join(rest)} {e.noun_form()} {word}?"
 
 
 def told_apart(entities: Sequence[Entity]) -> bool:
@@ -243,8 +262,9 @@ def _check_relations(relations: tuple[Relation, ...], entities: tuple[Entity, ..
     if len(relations) > 2:  # fewer cannot close a circle
         circle = contradiction((r.subject, r.predicate, r.object) for r in relations)
         if circle:
-            names = ", ".join(repr(entities[i].noun) for i in circle)
-            raise ValueError(f"the relations contradict each other: they order {names} in a circle")
+            nouns = [repr(entities[i].noun) for i in circle]
+            steps = ", ".join(f"{a} before {b}" for a, b in zip(nouns, nouns[1:] + nouns[:1], strict=True))
+            raise ValueError(f"the relations contradict each other: along one axis they put {steps}")
 
 
 def _between(n: int, last: int, comma: bool) -> list[tuple[str, None]]:

@@ -87,7 +87,14 @@ def test_every_fact_of_sampled_graphs_has_exactly_one_atom_and_its_words():
                 (Entity("cat"), Entity("dog"), Entity("pig")),
                 (Relation(0, "left of", 1), Relation(2, "to the right of", 1), Relation(2, "left of", 0)),
             ),
-            "order 'cat', 'dog', 'pig' in a circle",
+            "put 'cat' before 'dog', 'dog' before 'pig', 'pig' before 'cat'",
+        ),
+        (
+            lambda: SceneGraph(
+                (Entity("cat"), Entity("box"), Entity("pig")),
+                (Relation(0, "inside", 1), Relation(1, "left of", 2), Relation(0, "right of", 2)),
+            ),
+            "along one axis they put 'pig' before 'cat', 'cat' before 'pig'",
         ),
         (lambda: SceneGraph((Entity("cat"),), (Relation(0, "above", 1),)), "not there"),
         (lambda: SceneGraph((Entity("cat"),), (Relation(0, "above", 0),)), "to itself"),
@@ -97,6 +104,9 @@ def test_every_fact_of_sampled_graphs_has_exactly_one_atom_and_its_words():
         ),
         (lambda: SceneGraph((Entity("cat", None),), closed=True), "states every count"),
         (lambda: Entity("cat", 0), "at least 1"),
+        (lambda: Entity(" cat"), "entity's noun is words .* got ' cat'"),
+        (lambda: Entity("cat", 1, ("red", "")), "entity's attribute is words .* got ''"),
+        (lambda: Relation(0, "left\nof", 1), r"predicate is words .* got 'left\\nof'"),
     ],
 )
 def test_impossible_graphs_are_refused(build, message):

@@ -3,7 +3,7 @@
 from cast_rl.prompts.base import Prompt, PromptSet
 from cast_rl.prompts.files import read_prompts, write_prompts
 from cast_rl.prompts.geneval2 import read_geneval2
-from cast_rl.prompts.jsonl import PromptFileError
+from cast_rl.prompts.jsonl import PromptFileError, TextsError
 from cast_rl.prompts.language_model import LanguageModelParser
 from cast_rl.prompts.load import load_prompts
 from cast_rl.prompts.parse import ParseError, parse
@@ -15,6 +15,7 @@ __all__ = [
     "Prompt",
     "PromptFileError",
     "PromptSet",
+    "TextsError",
     "Vocabulary",
     "load_prompts",
     "load_vocabulary",

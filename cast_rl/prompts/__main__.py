@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
-from pathlib import Path
 
 from cast_rl.prompts.base import Prompt, PromptSet
 from cast_rl.prompts.draw import tree
@@ -41,7 +41,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace) -> None:
-    if Path(args.prompt).is_file():
+    if os.path.isfile(args.prompt):  # Path.is_file fails on a text that is too long for a name
         prompts = read_file(args.prompt)
         if not 0 <= args.index < len(prompts):
             raise ValueError(f"--index {args.index}: {args.prompt} has prompts 0 to {len(prompts) - 1}")

@@ -15,18 +15,20 @@ def tree(prompt: Prompt) -> str:
     for k, atom in enumerate(atoms):
         children.setdefault(atom.parents[0] if len(atom.parents) == 1 else None, []).append(k)
     lines = [prompt.text]
+    # What is still to be written, next one last. Not by recursion: a file may chain a thousand atoms.
+    ahead: list[tuple[int, str, bool]] = []
 
-    def add(k: int, indent: str, last: bool) -> None:
+    def put(below: list[int], indent: str) -> None:
+        ahead.extend((k, indent, k == below[-1]) for k in reversed(below))
+
+    put(children[None], "")
+    while ahead:
+        k, indent, last = ahead.pop()
         atom = atoms[k]
         words = " ".join(repr(prompt.text[start:end]) for start, end in atom.spans) or "(no words)"
         after = f"  after {', '.join(map(str, atom.parents))}" if len(atom.parents) > 1 else ""
         lines.append(
             f"{indent}{'└─' if last else '├─'} {k} {atom.skill}: {atom.question} {atom.answer}  {words}{after}"
         )
-        below = children.get(k, [])
-        for child in below:
-            add(child, indent + ("   " if last else "│  "), child == below[-1])
-
-    for k in children[None]:
-        add(k, "", k == children[None][-1])
+        put(children.get(k, []), indent + ("   " if last else "│  "))
     return "\n".join(lines)

@@ -1,9 +1,9 @@
-"""Reading JSON lines so that every bad line is reported at once, with its number and field."""
+"""Reading files of JSON lines, or of texts, so that every bad line is reported at once, with its number and field."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +37,20 @@ class PromptFileError(ValueError):
         super().__init__(f"{path} has {many}; mend or remove them:\n{lines}")
 
 
+class TextsError(ValueError):
+    """A parser could not make prompts of some texts.
+
+    Args:
+        texts: all that were to be parsed.
+        problems: position (from 0) and problem, of every text that could not be.
+    """
+
+    def __init__(self, texts: Sequence[str], problems: list[tuple[int, Problem]]) -> None:
+        self.problems = problems
+        lines = "\n".join(f"  text {i + 1}, {texts[i]!r}: {problem}" for i, problem in problems)
+        super().__init__(f"{len(problems)} of {len(texts)} texts could not be parsed:\n{lines}")
+
+
 def read_lines(path: str | PathLike, convert: Callable[[Any], T]) -> list[T]:
     """``convert`` of the JSON value of every line that is not blank.
 
@@ -49,12 +63,23 @@ def read_lines(path: str | PathLike, convert: Callable[[Any], T]) -> list[T]:
         ValueError: the file has no line.
         OSError: it cannot be read.
     """
+    return [value for _, value in _read(path, lambda line: convert(_parse(line)))]
+
+
+def read_texts(path: str | PathLike) -> list[tuple[int, str]]:
+    """Number (from 1) and text of every line that is not blank, without blanks around it; errors as in `read_lines`."""
+    return _read(path, lambda line: _decode(line).strip())
+
+
+def _read(path: str | PathLike, convert: Callable[[bytes], T]) -> list[tuple[int, T]]:
     values, problems = [], []
     for number, line in _lines(Path(path)):
         try:
-            values.append(convert(_parse(line)))
+            values.append((number, convert(line)))
         except Problem as problem:
             problems.append((number, problem))
+        except RecursionError:  # the JSON was read, but what works on its value runs out of stack
+            problems.append((number, Problem("", "too deeply nested")))
     if problems:
         raise PromptFileError(path, problems)
     if not values:
@@ -71,16 +96,22 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _parse(line: bytes) -> Any:
+def _decode(line: bytes) -> str:
     if len(line) > MAX_LINE:
         raise Problem("", f"{len(line):,} bytes long; at most {MAX_LINE:,} are read")
     try:
-        value = json.loads(line.decode(), object_pairs_hook=_without_doubles, parse_constant=_no_constant)
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise Problem("", f"not UTF-8 at byte {error.start}") from error
+
+
+def _parse(line: bytes) -> Any:
+    text = _decode(line)
+    try:
+        value = json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_no_constant)
         # A lone surrogate is valid in JSON, but not in text that is to be encoded again.
         if b"\\u" in line:
             json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeDecodeError as error:
-        raise Problem("", f"not UTF-8 at byte {error.start}") from error
     except UnicodeEncodeError as error:
         raise Problem("", "has half of a surrogate pair, which is no character") from error
     except json.JSONDecodeError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cast_rl.prompts.base import Prompt, PromptSet
 from cast_rl.prompts.files import graph_from_json
-from cast_rl.prompts.jsonl import Problem
+from cast_rl.prompts.jsonl import Problem, TextsError
 from cast_rl.prompts.schema import check_schema
 from cast_rl.prompts.spans import locate
 from cast_rl.scene_graph import Atom, SceneGraph
@@ -66,16 +67,16 @@ class LanguageModelParser:
         """A prompt for every text, in their order.
 
         Raises:
-            ValueError: lists every text that no attempt gave a valid graph of, with what was wrong last.
+            TextsError: lists every text that no attempt gave a valid graph of, with what was wrong last.
         """
-        prompts, failures = [], []
-        for number, text in enumerate(texts, start=1):
+        prompts, problems = [], []
+        for i, text in enumerate(texts):
             try:
                 prompts.append(self._parse(text))
             except Problem as problem:
-                failures.append(f"  text {number}, {text!r}: {problem}")
-        if failures:
-            raise ValueError(f"{len(failures)} of {len(texts)} texts could not be parsed:\n" + "\n".join(failures))
+                problems.append((i, problem))
+        if problems:
+            raise TextsError(texts, problems)
         return PromptSet(prompts)
 
     def _parse(self, text: str) -> Prompt:
@@ -107,9 +108,11 @@ def _believe(answer: str, text: str) -> Prompt:
         raise Problem("", "the answer has no JSON in it")
     try:
         value, _ = json.JSONDecoder().raw_decode(answer, start)
+        check_schema({"prompt": text, "graph": value}, "prompts")
+    except Problem:
+        raise
     except (ValueError, RecursionError) as error:
-        raise Problem("", f"the answer is not JSON: {error}") from error
-    check_schema({"prompt": text, "graph": value}, "prompts")
+        raise Problem("", f"the answer is not JSON that can be read: {error}") from error
     graph = graph_from_json(value, "graph")
     return Prompt(text, tuple(_place(atom, text, graph) for atom in graph.atoms()), graph)
 
@@ -118,11 +121,17 @@ def _place(atom: Atom, text: str, graph: SceneGraph) -> Atom:
     """The atom with its words in ``text`` instead of the graph's own rendering."""
     if atom.skill == "scene":
         return replace(atom, prompt=text)
-    question = atom.question
-    if atom.skill == "object" and atom.qualified:
-        e = atom.entities[0]
-        question = f"Are there any {' '.join((*e.attributes, plural(e.noun)))} in the image?"
-    found = locate(text, atom.skill, question, atom.answer)
+    e = atom.entities[0]
+    if atom.qualified and atom.skill in ("object", "attribute"):
+        # Of two things of one noun, the one whose attributes the text says.
+        things = " ".join((*e.attributes, plural(e.noun)))
+        found = locate(text, "object", f"Are there any {things} in the image?", "Yes")
+        if found and atom.skill == "attribute":
+            (thing,) = found.spans
+            word = re.compile(rf"(?<!\w){re.escape(atom.value)}(?!\w)", re.IGNORECASE).search(text, *thing)
+            found = replace(found, spans=(word.span(), thing))
+    else:
+        found = locate(text, atom.skill, atom.question, atom.answer)
     if found is None:
         words = [" ".join((*e.attributes, e.noun)) for e in atom.entities]
         raise Problem(

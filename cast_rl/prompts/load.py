@@ -11,6 +11,7 @@ from pathlib import Path
 from cast_rl.prompts.base import PromptSet
 from cast_rl.prompts.files import read_prompts
 from cast_rl.prompts.geneval2 import read_geneval2
+from cast_rl.prompts.jsonl import PromptFileError, TextsError, read_texts
 
 HELD_OUT_PERCENT = 20
 
@@ -34,11 +35,12 @@ def load_prompts(
         held_out: whether prompts are to evaluate with (True), to train on (False), or whatever there is (None). Sampled
             prompts to evaluate with have pairs of words that those to train on never have; of a file's prompts about
             :data:`HELD_OUT_PERCENT` percent are held out, by a hash of their texts, whatever else is in the file.
-        parser: for a text file: makes a `PromptSet` of its lines, as `LanguageModelParser` does.
+        parser: for a text file: makes a `PromptSet` of its lines, as `LanguageModelParser` does. Of a `TextsError`
+            that it raises, the lines of the file are named.
         sampling: further arguments of `PromptSet.sample`.
 
     Raises:
-        ValueError: says what is missing or wrong; for a file, every bad line.
+        ValueError: says what is missing or wrong; for a file, every bad line (`PromptFileError`).
         FileNotFoundError: there is no such file.
     """
     path = Path(source)
@@ -55,7 +57,7 @@ def load_prompts(
     if path.suffix == ".txt":
         if parser is None:
             raise ValueError(f"{source} holds plain texts: pass a parser such as LanguageModelParser.load(...)")
-        prompts = parser([line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()])
+        prompts = _parse_texts(path, parser)
     else:
         prompts = read_file(path)
     if held_out is not None:
@@ -70,6 +72,16 @@ def load_prompts(
         kind = {True: "held-out prompts", False: "prompts to train on", None: "prompts"}[held_out]
         raise ValueError(f"{source} has {len(prompts)} {kind}, fewer than the {n} asked for")
     return PromptSet(prompts[i] for i in sorted(random.Random(seed).sample(range(len(prompts)), n)))
+
+
+def _parse_texts(path: Path, parser: Callable[[Sequence[str]], PromptSet]) -> PromptSet:
+    lines = read_texts(path)
+    try:
+        return parser([text for _, text in lines])
+    except TextsError as error:
+        raise PromptFileError(path, [(lines[i][0], problem) for i, problem in error.problems]) from error
+    except ValueError as error:  # a parser that stops at the first text it does not take
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _is_held_out(text: str) -> bool:

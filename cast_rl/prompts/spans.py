@@ -52,10 +52,10 @@ def locate(prompt: str, skill: str, question: str, answer: str) -> Located | Non
     question = question.strip()
     if skill == "object":
         match = _EXISTS.fullmatch(question)
-        return _existence(prompt, match["things"]) if match else None
+        return _existence(prompt, match["things"].split()) if match else None
     if skill == "count":
         match = _COUNT.fullmatch(question)
-        return _count(prompt, match["things"], answer) if match else None
+        return _count(prompt, match["things"].split(), answer) if match else None
     match = _STATE.fullmatch(question)
     if match and skill == "attribute":
         return _attribute(prompt, match["rest"].split())
@@ -64,14 +64,14 @@ def locate(prompt: str, skill: str, question: str, answer: str) -> Located | Non
     return None
 
 
-def _existence(prompt: str, things: str) -> Located | None:
-    for span in _mentions(prompt, things):
+def _existence(prompt: str, words: list[str]) -> Located | None:
+    for span in _mentions(prompt, " ".join(words)):
         return Located((span,), (_name(prompt, span),))
     return None
 
 
-def _count(prompt: str, things: str, answer: str) -> Located | None:
-    for span in _mentions(prompt, things):
+def _count(prompt: str, words: list[str], answer: str) -> Located | None:
+    for span in _mentions(prompt, " ".join(words)):
         for word in _phrase_before(prompt, span[0]):
             if NUMBERS.get(word.group().lower(), -1) == NUMBERS.get(answer.lower()):
                 return Located((word.span(), span), (_name(prompt, span),), NUMBERS[answer.lower()])
@@ -119,7 +119,9 @@ def _name(prompt: str, mention: Span) -> str:
 
 
 def _mentions(prompt: str, things: str) -> Iterator[Span]:
-    """Spans of ``things`` in the prompt, in the singular or plural, first mention first."""
+    """Spans of ``things`` in the prompt, in the singular or plural, first mention first; none of ``""``."""
+    if not things:  # a question with blanks where its noun should be
+        return
     forms = {things, singular(things.lower()), plural(singular(things.lower()))}
     for match in _whole_words(*forms).finditer(prompt):
         yield match.span()

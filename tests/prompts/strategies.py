@@ -1,11 +1,30 @@
 """Scene graphs and prompts for property tests."""
 
+from dataclasses import replace
+
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from cast_rl.prompts import Prompt, load_vocabulary
-from cast_rl.scene_graph import Atom, Entity, Relation, SceneGraph
+from cast_rl.scene_graph import Atom, Entity, Relation, SceneGraph, told_apart
 
 COMMON = load_vocabulary("common")
+# A line in GenEval 2's format, about another prompt than any of its own.
+ROW = {
+    "prompt": "three sheeps chasing a red bus, and a box",
+    "atom_count": 6,
+    "vqa_list": [
+        ["How many sheeps are in the image?", "three"],
+        ["Are there any sheeps in the image?", "Yes"],
+        ["Are the sheeps chasing the bus?", "Yes"],
+        ["How many buses are in the image?", "one"],
+        ["Is the bus red?", "Yes"],
+        ["Are there any buses in the image?", "Yes"],
+        ["Are there any boxes in the image?", "Yes"],
+    ],
+    "skills": ["count", "object", "verb", "count", "attribute", "object", "object"],
+}
+
 PREDICATES = ("left of", "under", "next to", "chasing", "on", "inside")
 
 
@@ -17,10 +36,17 @@ def entities(draw):
 
 
 @st.composite
-def graphs(draw, distinct=True):
-    """Graphs of one to five entities, of different nouns if ``distinct``, mentioned in their order."""
-    unique = {"unique_by": lambda e: e.noun} if distinct else {}
-    things = tuple(draw(st.lists(entities(), min_size=1, max_size=5, **unique)))
+def graphs(draw, alike=False):
+    """Graphs of one to five entities, mentioned in their order.
+
+    No two have one noun; or, if ``alike``, at least two have, which their attributes tell apart.
+    """
+    things = tuple(draw(st.lists(entities(), min_size=2 if alike else 1, max_size=5, unique_by=lambda e: e.noun)))
+    if alike:
+        # All but the first few take the first one's noun.
+        own = draw(st.integers(1, len(things) - 1))
+        things = tuple(replace(e, noun=things[0].noun) if i >= own else e for i, e in enumerate(things))
+        assume(told_apart(things))
     relations = []
     for new in range(1, draw(st.integers(1, len(things)))):
         old = draw(st.integers(0, new - 1))

@@ -1,15 +1,26 @@
 """The command line, trees and pictures; plain texts through a language model."""
 
 import json
+import re
 
 import pytest
 from PIL import Image
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from cast_rl.miniature import GENERATOR
-from cast_rl.prompts import LanguageModelParser, read_prompts
+from cast_rl.prompts import (
+    LanguageModelParser,
+    PromptFileError,
+    PromptSet,
+    TextsError,
+    load_prompts,
+    load_vocabulary,
+    parse,
+    read_prompts,
+)
 from cast_rl.prompts.__main__ import main
 
+COMMON = load_vocabulary("common")
 FOX = "two red foxes chasing a duck, and a box"
 
 
@@ -69,10 +80,21 @@ def test_a_models_answer_is_placed_in_the_text():
     ]  # fmt: skip
 
 
+def test_two_things_of_one_noun_are_found_by_their_attributes():
+    text = "a photo of two colored red hats, and a blue hat beside them"
+    things = [{"noun": "hat", "count": 2, "attributes": ["colored", "red"]}, {"noun": "hat", "attributes": ["blue"]}]
+    (prompt,) = LanguageModelParser(answers(json.dumps({"entities": things}))[0])([text])
+    assert [[text[start:end] for start, end in a.spans] for a in prompt.atoms] == [
+        ["colored red hats"], ["colored", "colored red hats"], ["red", "colored red hats"],
+        ["two", "colored red hats"], ["blue hat"], ["blue", "blue hat"], ["a", "blue hat"],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
         ("I cannot do that.", "no JSON in it"),
+        ('{"entities": %s}' % ("[" * 980 + "]" * 980), "the answer is not JSON that can be read|graph.entities"),
         ('{"entities": [', "not JSON"),
         ('{"entities": []}', "graph.entities"),
         (graph(cat=(1, "blue")), "does not say 'blue' of 'blue cat'"),
@@ -85,13 +107,36 @@ def test_a_wrong_answer_is_asked_again_with_what_was_wrong(wrong, complaint):
     generate, asked = answers(wrong, graph(cat=(1, "red")))
     (prompt,) = LanguageModelParser(generate)(["a red cat"])
     assert prompt.graph.entities[0].attributes == ("red",)
-    assert complaint in asked[1][-1]["content"] and asked[1][-2]["content"] == wrong
+    assert re.search(complaint, asked[1][-1]["content"]) and asked[1][-2]["content"] == wrong
 
 
 def test_every_text_that_failed_is_listed():
     generate, _ = answers("no", "no", graph(cat=(1,)), "no", "no")
-    with pytest.raises(ValueError, match="2 of 3 texts(.|\n)*text 1, 'one'(.|\n)*text 3, 'three'"):
+    with pytest.raises(TextsError, match="2 of 3 texts(.|\n)*text 1, 'one'(.|\n)*text 3, 'three'"):
         LanguageModelParser(generate, attempts=2)(["one", "a cat", "three"])
+
+
+def test_every_line_of_a_text_file_that_failed_is_named_with_its_number(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text("one\n\n  a cat  \nthree\n")
+    generate, asked = answers("no", graph(cat=(1,)), graph(dog=(1,)))
+    with pytest.raises(PromptFileError) as error:
+        load_prompts(path, parser=LanguageModelParser(generate, attempts=1))
+    assert str(error.value).splitlines() == [
+        f"{path} has 2 bad lines; mend or remove them:",
+        "  line 1: the answer has no JSON in it",
+        "  line 4: object: the text does not say 'dog' of 'dog'",
+    ]
+    assert len(asked) == 3
+    path.write_bytes(b"a cat\n\xff\na dog\n\xfe")
+    with pytest.raises(PromptFileError, match="2 bad lines(.|\n)*line 2: not UTF-8(.|\n)*line 4: not UTF-8"):
+        load_prompts(path, parser=LanguageModelParser(generate))
+    path.write_text("a cat\ntwo gnus\n")
+    with pytest.raises(ValueError, match=r"mine.txt: 'two gnus': character 4: 'gnus' is not in the vocabulary"):
+        load_prompts(path, parser=lambda texts: PromptSet.from_graphs(parse(text, COMMON) for text in texts))
+    path.write_text(" \n")
+    with pytest.raises(ValueError, match="mine.txt has no prompt in it"):
+        load_prompts(path, parser=LanguageModelParser(generate))
 
 
 def test_a_local_model_is_loaded_and_asked(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import loose_prompts
+from strategies import ROW, loose_prompts
 
 from cast_rl.prompts import Prompt, PromptFileError, PromptSet, load_prompts, read_geneval2, read_prompts, write_prompts
 from cast_rl.prompts.__main__ import main
@@ -16,21 +16,6 @@ from cast_rl.scene_graph import Entity, SceneGraph
 
 GENEVAL2 = Path(os.environ.get("GENEVAL2", Path(__file__).parents[3] / "shared/geneval2/geneval2_data.jsonl"))
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-# A line in GenEval 2's format, about another prompt than any of its own.
-ROW = {
-    "prompt": "three sheeps chasing a red bus, and a box",
-    "atom_count": 6,
-    "vqa_list": [
-        ["How many sheeps are in the image?", "three"],
-        ["Are there any sheeps in the image?", "Yes"],
-        ["Are the sheeps chasing the bus?", "Yes"],
-        ["How many buses are in the image?", "one"],
-        ["Is the bus red?", "Yes"],
-        ["Are there any buses in the image?", "Yes"],
-        ["Are there any boxes in the image?", "Yes"],
-    ],
-    "skills": ["count", "object", "verb", "count", "attribute", "object", "object"],
-}
 
 
 def words(atom):
@@ -170,35 +155,6 @@ def test_bad_lines_of_geneval2_are_named(tmp_path, change, message):
         PromptFileError, match=f"2 bad lines(.|\n)*line 2: {message}(.|\n)*line 3: atom_count: is missing"
     ):
         read_geneval2(path)
-
-
-values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["prompt", "graph", "atoms", "entities", "noun", "skills"]), inner, max_size=4),
-    ),
-    max_leaves=12,
-)
-
-
-@few
-@given(
-    row=values,
-    change=st.tuples(st.sampled_from(sorted(ROW)), values),
-    cut=st.integers(0, 300),
-    junk=st.binary(max_size=8),
-)
-def test_no_file_crashes_the_readers(row, change, cut, junk, tmp_path):
-    path = tmp_path / "any.jsonl"
-    lines = [json.dumps(value).encode() for value in (row, ROW | dict([change]))]
-    for data in (*lines, lines[1][:cut] + junk + lines[1][cut:], lines[1][:cut]):
-        path.write_bytes(data)
-        for read in (read_prompts, read_geneval2, load_prompts):
-            try:
-                assert all(isinstance(prompt, Prompt) for prompt in read(path))
-            except ValueError as error:
-                assert str(path) in str(error)
 
 
 def test_empty_and_missing_files(tmp_path, capsys):

@@ -7,6 +7,8 @@ from itertools import combinations
 from operator import attrgetter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cast_rl.miniature.vocabulary import sample_graph, sample_graphs
 from cast_rl.prompts import PromptSet, load_prompts, load_vocabulary, parse
@@ -39,6 +41,44 @@ def test_no_doubles_and_no_impossible_graph(prompts):
             if r.predicate == "feeding":
                 assert [groups[noun] for noun in ends] == ["person", "animal"]
         assert parse(p.text, COMMON) == p.graph
+
+
+def facts(graph):
+    """What a graph states, whatever the order of its things and relations."""
+    e = graph.entities
+    return frozenset(e), frozenset((e[r.subject], r.predicate, e[r.object]) for r in graph.relations)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    n=st.integers(1, 12),
+    atomicity=st.sets(st.integers(3, 8), min_size=1, max_size=3),
+    skills=st.sets(st.sampled_from(["attribute", "count", "position", "verb"])),
+    held_out=st.sampled_from([None, True, False]),
+)
+def test_no_set_has_doubles_and_attributes_come_in_the_vocabularys_order(seed, n, atomicity, skills, held_out):
+    prompts = PromptSet.sample(n, seed=seed, atomicity=sorted(atomicity), skills=skills, held_out=held_out)
+    assert len(prompts) == n == len(set(prompts.texts)) == len({facts(p.graph) for p in prompts})
+    kinds = {word: k for k, words in enumerate(COMMON.attributes.values()) for word in words}
+    for p in prompts:
+        assert p.atomicity in atomicity
+        assert {a.skill for a in p.atoms if a.value != 1} <= {"object", *skills}
+        of_thing = {}
+        for atom in p.atoms:
+            if atom.skill == "attribute":
+                of_thing.setdefault(atom.parents, []).append((atom.spans[0], kinds[atom.value]))
+        for found in of_thing.values():
+            order = [kind for _, kind in sorted(found)]
+            assert order == sorted(set(order)), "in the text, kinds come in their order, and one of each"
+
+
+def test_the_same_facts_in_another_order_are_one_prompt(tmp_path):
+    path = tmp_path / "two.yaml"
+    path.write_text("nouns: {pet: [cat, dog]}")
+    assert len(PromptSet.sample(1, seed=0, atomicity=2, skills=["object"], vocabulary=path)) == 1
+    with pytest.raises(ValueError, match="found only 1 different prompts of the 2"):
+        PromptSet.sample(2, seed=0, atomicity=2, skills=["object"], vocabulary=path)
 
 
 def test_a_set_is_a_function_of_its_seed():
@@ -107,6 +147,9 @@ def test_a_vocabulary_of_ones_own(tmp_path):
     ("text", "message"),
     [
         ("nouns: {a: []}", "own.yaml: nouns.a: .*non-empty"),
+        ("nouns: {a: ['cat ']}", r"own.yaml: nouns.a\[0\]: 'cat ' is not words in lower-case"),
+        ('nouns: {a: [cat, "dog\\n"]}', r"nouns.a\[1\]: 'dog\\n' is not words"),
+        ("nouns: {a: [cat]}\ncounts: [2.0]", r"counts\[0\]: 2.0 is not of type 'integer'"),
         ("nouns: {a: [cat], b: [cat]}", "'cat', 'cats' would have two meanings"),
         ("nouns: {a: [glass]}\nattributes: {m: [glass]}", "'glass' would have two meanings"),
         ("nouns: {a: [red fox]}\nattributes: {c: [red]}", "'red fox' begins with a word"),
