@@ -47,7 +47,7 @@ class Evaluation:
     def hard(self) -> list[int]:
         """The third of the prompts with the most atoms, which no score decides; of equal ones those that come last."""
         order = sorted(range(len(self.prompts)), key=lambda i: len(self.prompts[i].atoms))
-        return order[len(order) - len(order) // 3 :]
+        return order[len(order) - max(1, len(order) // 3) :]
 
     def figures(self) -> dict[str, float]:
         """``atom_score`` and ``all_correct`` with their standard errors over prompts, both for the hard third as
@@ -56,7 +56,7 @@ class Evaluation:
         With a scene-level atom (the number of objects there are) among the atoms, ``all_correct`` is strict: an
         unrequested object counts against it.
         """
-        atom, correct = self.atom_means, self.all_correct.float()
+        atom, correct, judged = self.atom_means, self.all_correct.float(), self.mask.any(1)
         atom = atom[atom.isfinite()]
         skills: dict[str, list[float]] = defaultdict(list)
         for prompt, scores, mask in zip(self.prompts, self.scores.tolist(), self.mask.tolist(), strict=True):
@@ -69,7 +69,7 @@ class Evaluation:
             "all_correct": correct.mean().item(),
             "all_correct_se": _standard_error(correct),
             "hard_atom_score": self.atom_means[self.hard].nanmean().item(),
-            "hard_all_correct": correct[self.hard].mean().item(),
+            "hard_all_correct": torch.where(judged, correct, torch.nan)[self.hard].nanmean().item(),
             **{f"skill_{name}": sum(s) / len(s) for name, s in sorted(skills.items())},
         }
 

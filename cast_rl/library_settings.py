@@ -27,7 +27,7 @@ def model_quantization(key: str, spec: Any, configs: Mapping[str, type], library
     """
     spec = plain(spec)
     backend = spec.get("backend") if isinstance(spec, Mapping) else spec
-    if not isinstance(spec, Mapping) or backend not in configs:
+    if not isinstance(spec, Mapping) or not isinstance(backend, str) or backend not in configs:
         raise ValueError(f"{key}.backend={backend!r} is none of {library}: {', '.join(sorted(configs))}")
     arguments = {name: value for name, value in spec.items() if name != "backend"}
     config = configs[backend]
@@ -37,16 +37,19 @@ def model_quantization(key: str, spec: Any, configs: Mapping[str, type], library
         if argument not in known:
             near = nearest(argument, sorted(known))
             raise ValueError(f"{key}.{argument} is no argument of {config.__name__}{near}; {sorted(known)} are")
+    # Two backends share bitsandbytes' config, which is 4 or 8 bits wide by its flags alone.
+    flag = {"bitsandbytes_4bit": "load_in_4bit", "bitsandbytes_8bit": "load_in_8bit"}.get(backend)
+    flags = [name for name in ("load_in_4bit", "load_in_8bit") if arguments.get(name)]
+    if flag and flags != [flag]:
+        raise ValueError(f"{key}: backend {backend} needs {flag}: true and no other width, got {flags or 'neither'}")
     with named(key):
         return config.from_dict(arguments)
 
 
 def check_quantized(key: str, spec: Mapping[str, Any], model: nn.Module) -> None:
-    """Refuse a model that was to be quantized and is not, e.g. for want of ``load_in_4bit``."""
+    """Refuse a model that was to be quantized and is not."""
     if getattr(model, "hf_quantizer", None) is None:
-        raise ValueError(
-            f"{key}={dict(spec)} left {type(model).__name__} as it was; bitsandbytes needs load_in_4bit or load_in_8bit"
-        )
+        raise ValueError(f"{key}={dict(spec)} left {type(model).__name__} as it was")
 
 
 @contextmanager
@@ -54,7 +57,15 @@ def named(key: str) -> Iterator[None]:
     """Errors of the library say what setting they are about."""
     try:
         yield
-    except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, KeyError) as error:
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        NotImplementedError,
+        AssertionError,
+        KeyError,
+    ) as error:
         raise ValueError(f"{key}: {error}") from error
     except ImportError as error:
         raise ImportError(f"{key}: {error}; install the package, or leave this setting out") from error

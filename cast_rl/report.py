@@ -6,14 +6,19 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from cast_rl.evaluation import Evaluation, compare, table
 from cast_rl.pictures import before_after, learning_curve
 
 
 def summary(logs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One value per name over an iteration's optimizer steps: the largest if it is a ``max_...``, else the mean."""
-    columns = {name: [log[name] for log in logs] for name in logs[0]}
-    return {n: max(v) if n.startswith("max_") else sum(v) / len(v) for n, v in columns.items()}
+    """One value per name over an iteration's optimizer steps: the largest if it is a ``max_...``, else the mean.
+
+    NaN if one of them is.
+    """
+    columns = {name: torch.tensor([log[name] for log in logs], dtype=torch.float64) for name in logs[0]}
+    return {n: (v.max() if n.startswith("max_") else v.mean()).item() for n, v in columns.items()}
 
 
 def write_report(

@@ -9,6 +9,12 @@ from typing import Any
 import torch
 from torchrl.checkpoint import Checkpoint
 
+from cast_rl.backbones.base import Backbone
+from cast_rl.fingerprint import weights_fingerprint
+from cast_rl.judges import Judge
+from cast_rl.window.key import identify_judge
+from cast_rl.window.profile import digest
+
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Nested settings as dotted keys: ``{"optim": {"lr": 1}}`` gives ``("optim.lr", 1)``."""
@@ -17,6 +23,14 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def started_from(backbone: Backbone, judge: Judge) -> dict[str, str]:
+    """What a run's settings do not say: digests of the weights before training and of the judge, as settings.
+
+    A checkpoint holds only what is trained, so that going on with other weights beneath it must be refused.
+    """
+    return {"weights_before": weights_fingerprint(backbone.transformer), "judged_by": digest(identify_judge(judge))}
 
 
 def resume(

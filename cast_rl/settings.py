@@ -26,8 +26,7 @@ def check_training(config: DictConfig) -> FixedWindow | None:
     least = dict.fromkeys(AT_LEAST_ONE + OR_NONE, 1) | dict.fromkeys(AT_LEAST_TWO, 2) | {"log.pictures": 0}
     check_counts(config, least, or_none=OR_NONE)
     if config.window == "measured":
-        if config.measured.order not in ORDERS:
-            raise ValueError(f"unknown measured.order={config.measured.order}; choose {' or '.join(ORDERS)}")
+        check_measured(config)
         return None
     window = FixedWindow.between(config.window)
     if window.start + window.width > config.rollout.steps:
@@ -36,6 +35,21 @@ def check_training(config: DictConfig) -> FixedWindow | None:
             "give an earlier window or more steps"
         )
     return window
+
+
+def check_measured(config: DictConfig) -> None:
+    """Checks what can be known of the settings of measured windows before anything is measured.
+
+    Raises:
+        ValueError: too few prompts or steps, or an unknown order.
+    """
+    check_counts(config, {"prompts.measured": 2, "measured.window_width": 1, "measured.every": 1, "rollout.steps": 1})
+    if config.measured.order not in ORDERS:
+        raise ValueError(f"unknown measured.order={config.measured.order}; choose {' or '.join(ORDERS)}")
+    if config.measured.window_width > config.rollout.steps:
+        raise ValueError(
+            f"measured.window_width={config.measured.window_width} is more than rollout.steps={config.rollout.steps}"
+        )
 
 
 def check_counts(config: DictConfig, least: Mapping[str, int], *, or_none: Sequence[str] = ()) -> None:

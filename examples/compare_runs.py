@@ -17,6 +17,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+MISSING = object()
 FIGURES = {
     "atom_score": "mean atom score",
     "all_correct": "all-correct",
@@ -28,8 +29,13 @@ FIGURES = {
 def read_runs(folders: Sequence[Path], keys: Sequence[str]) -> dict[tuple[str, ...], list[dict[str, float]]]:
     """The gains of every finished run at or below the folders, under the values of its settings ``keys``."""
     runs: dict[tuple[str, ...], list[dict[str, float]]] = defaultdict(list)
-    for path in sorted(path for folder in folders for path in folder.rglob("held_out.json")):
-        config = OmegaConf.load(path.parent / ".hydra" / "config.yaml")
+    for path in sorted({path.resolve() for folder in folders for path in folder.rglob("held_out.json")}):
+        settings = path.parent / ".hydra" / "config.yaml"
+        if not settings.is_file():
+            sys.exit(f"{path.parent} has no .hydra/config.yaml that says how it was run; leave it out")
+        config = OmegaConf.load(settings)
+        if unknown := [key for key in keys if OmegaConf.select(config, key, default=MISSING) is MISSING]:
+            sys.exit(f"{path.parent} has no setting {', '.join(unknown)}")
         runs[tuple(str(OmegaConf.select(config, key)) for key in keys)].append(json.loads(path.read_text())["gain"])
     return runs
 

@@ -18,14 +18,14 @@ from omegaconf import DictConfig
 from cast_rl.backbones import load_backbone
 from cast_rl.judges import load_judge
 from cast_rl.prompts import load_prompts
-from cast_rl.settings import check_counts
+from cast_rl.settings import check_measured
 from cast_rl.window.measured import measured_window
 
 
 @hydra.main(config_path="config", config_name="measure_window", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
-    check_counts(cfg, {"prompts.measured": 2, "measured.window_width": 1, "rollout.steps": 1})
+    check_measured(cfg)
     options = {"dtype": cfg.model.dtype, "device": cfg.device, "guidance": cfg.model.guidance, **cfg.model.options}
     backbone = load_backbone(cfg.model.source, memory=cfg.memory, **options)
     size = {"height": cfg.model.height, "width": cfg.model.width, "steps": cfg.rollout.steps}

@@ -33,7 +33,7 @@ from cast_rl.policy import make_policy
 from cast_rl.prompt_bank import PromptBank
 from cast_rl.prompts import load_prompts
 from cast_rl.report import summary, write_report
-from cast_rl.resume import resume
+from cast_rl.resume import resume, started_from
 from cast_rl.saving import save_weights
 from cast_rl.seeding import derive_seed
 from cast_rl.settings import check_training
@@ -103,7 +103,8 @@ def main(cfg: DictConfig) -> None:
     logger = get_logger(cfg.log.backend, logger_name=str(folder), experiment_name="log")
 
     before = evaluate(backbone, examiner, held_out, held_out_bank, **size)
-    state = {"iteration": 0, "scores": [], "config": OmegaConf.to_container(cfg, resolve=True)}
+    settings = OmegaConf.to_container(cfg, resolve=True) | started_from(backbone, judge)
+    state = {"iteration": 0, "scores": [], "config": settings}
     weights = torch.nn.ParameterList(trained)
     checkpoint = Checkpoint(weights=weights, average=average, optimizer=optimizer, schedule=schedule, state=state)
     free = ["checkpoint_every", "device", "log"]

@@ -38,6 +38,10 @@ def test_the_training_script_may_leave_open_what_none_stands_for():
     config.measured.order = "slide"
     with pytest.raises(ValueError, match="unknown measured.order=slide; choose random or sliding"):
         check_training(config)
+    config.measured.order, config.measured.window_width = "random", 7
+    with pytest.raises(ValueError, match="measured.window_width=7 is more than rollout.steps=6"):
+        check_training(config)
+    config.measured.window_width = 2
     config.optim.micro_batch, config.prompts.measured = 0, None
     with pytest.raises(ValueError, match=r"optim.micro_batch=0 .*; prompts.measured=None"):
         check_training(config)

@@ -59,7 +59,7 @@ def load_backbone(
             guidance, or it reads the padding of texts and `source` was trained with another ``max_sequence_length``.
         TypeError: an option that the family does not have.
     """
-    if source == "miniature":
+    if isinstance(source, str | Path) and str(source) == "miniature":
         # Here, not above: the miniature brings scipy along, which other models do without.
         from cast_rl.miniature import GENERATOR
 
@@ -129,7 +129,8 @@ def _read_index(source: str | Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"load_backbone: {str(source)!r} is no folder here ({path.resolve()}) and could not be read from "
-            "the hub; check the path, the id, and the network or the local cache."
+            "the hub; check the path, the id, and the network or the local cache. "
+            "The model that comes with this package is 'miniature'."
         ) from error
 
 

@@ -94,9 +94,10 @@ class Trainable:
     def make_trainable(
         self, *, lora: Mapping[str, Any] | None = None, only: Sequence[str] | None = None, keep_reference: bool = False
     ) -> None:
-        """`add_lora` with the arguments `lora`, or `train_weights` for None, as a script's settings have it.
+        """`add_lora` with the arguments `lora`, or `train_weights(keep_reference, only)` for None, as settings have it.
 
-        With LoRA the reference model is there in any case: it is the base without adapters.
+        With LoRA, whose targets are named in `lora`, `only` is not heeded, and the reference model is there in any
+        case: it is the base without adapters.
         """
         if lora is not None:
             self.add_lora(**lora)

@@ -87,10 +87,17 @@ def _one_by_one(judge: Judge, images: Tensor, asked: list[list[Atom]], error: Ex
     failed = len(asked) - len(answers)
     if failed:
         warnings.warn(f"the judge failed on {failed} of {len(asked)} images, which are masked: {error!r}", stacklevel=4)
+    else:
+        warnings.warn(
+            f"the judge failed on {len(asked)} images together, though on none alone: {error!r}", stacklevel=4
+        )
     most = max(map(len, asked))
     scores = images.new_zeros(len(asked), most, dtype=torch.float32)
     mask = torch.zeros_like(scores, dtype=torch.bool)
     maps = next((answer.evidence for answer in answers.values() if answer.evidence is not None), None)
+    sizes = {tuple(answer.evidence.shape[2:]) for answer in answers.values() if answer.evidence is not None}
+    if len(sizes) > 1:
+        raise ValueError(f"the judge returned evidence of several sizes for images of one size: {sorted(sizes)}")
     evidence = None if maps is None else scores.new_zeros(len(asked), most, *maps.shape[2:])
     for b, answer in answers.items():
         scores[b], mask[b] = _columns(answer.scores, most)[0], _columns(answer.mask, most)[0]
@@ -103,7 +110,7 @@ def _checked(answer: Judgement, asked: list[list[Atom]]) -> Judgement:
     """The answer, or a ValueError if its shapes are not those of ``asked``."""
     n, most = len(asked), max(map(len, asked))
     scores, mask, evidence = answer.scores, answer.mask, answer.evidence
-    columns = scores.shape[-1]
+    columns = scores.shape[-1] if scores.ndim else 0
     if scores.shape != (n, columns) or mask.shape != scores.shape or columns < most:
         raise ValueError(
             f"the judge returned scores {tuple(scores.shape)} and mask {tuple(mask.shape)} for {n} "

@@ -47,8 +47,8 @@ def load_judge(
 
     Args:
         source: a folder in transformers' format, a Hugging Face hub id, or a name: ``"miniature"``, the tiny Qwen3-VL
-            that comes with this package, ``"oracle"`` or ``"soft_oracle"``. The oracles compute on the
-            CPU, exactly, and heed no option.
+            that comes with this package, ``"oracle"`` or ``"soft_oracle"``. The oracles compute on the CPU,
+            exactly, and heed no option but refuse a quantization.
         device: where the model goes. Images are sent there.
         dtype: of the model, as ``torch.bfloat16`` or ``"bfloat16"``; ``"auto"`` for the checkpoint's own.
         answers: ``"robust"`` or ``"official"``, GenEval 2's protocol to the letter.
@@ -57,13 +57,16 @@ def load_judge(
         evidence_size, token_budget: see `cast_rl.judges.VLMJudge`.
         attention: transformers' ``attn_implementation``; the decoder must be on sdpa.
         quantization: arguments of transformers' quantization config plus ``backend``, such as ``{"backend":
-            "bitsandbytes_4bit", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}``; None keeps the checkpoint's.
+            "bitsandbytes_4bit", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}``; None for none but the
+            checkpoint's own.
 
     Raises:
         FileNotFoundError: `source` is no folder of a model, nor a hub id that can be reached.
         ValueError: an unknown name, a model that is not supported or incomplete, or settings it cannot follow.
         ImportError: the package that quantizes is not installed.
     """
+    if str(source) in ("oracle", "soft_oracle") and quantization is not None:
+        raise ValueError(f"{QUANTIZATION} is for models, and {source!r} is none; leave it out")
     if source == "oracle":
         # Here, not above: the miniature brings diffusers and scipy along, which other judges do without.
         from cast_rl.miniature.oracle import Oracle
@@ -73,12 +76,14 @@ def load_judge(
         from cast_rl.miniature.soft_oracle import SoftOracle
 
         return SoftOracle()
-    path = _miniature() if source == "miniature" else _path(source)
+    path = _miniature() if str(source) == "miniature" else _path(source)
     config = _config(path)
     classes, family = FAMILIES[config.model_type]
     family.check(config)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     if quantization is not None:
+        if getattr(config, "quantization_config", None):
+            raise ValueError(f"{QUANTIZATION}: {path} is quantized already; leave the setting out")
         known = AUTO_QUANTIZATION_CONFIG_MAPPING
         options["quantization_config"] = model_quantization(QUANTIZATION, quantization, known, "transformers")
     quantized = quantization is not None or hasattr(config, "quantization_config")

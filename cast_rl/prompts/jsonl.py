@@ -68,7 +68,11 @@ def read_lines(path: str | PathLike, convert: Callable[[Any], T]) -> list[T]:
 
 def read_texts(path: str | PathLike) -> list[tuple[int, str]]:
     """Number (from 1) and text of every line that is not blank, without blanks around it; errors as in `read_lines`."""
-    return _read(path, lambda line: _decode(line).strip())
+    texts = [(number, text.strip()) for number, text in _read(path, _decode)]
+    texts = [(number, text) for number, text in texts if text]  # a no-break space is blank, too, once decoded
+    if not texts:
+        raise ValueError(f"{path} has no prompt in it")
+    return texts
 
 
 def _read(path: str | PathLike, convert: Callable[[bytes], T]) -> list[tuple[int, T]]:

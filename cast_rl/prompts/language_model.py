@@ -129,7 +129,7 @@ def _place(atom: Atom, text: str, graph: SceneGraph) -> Atom:
         if found and atom.skill == "attribute":
             (thing,) = found.spans
             word = re.compile(rf"(?<!\w){re.escape(atom.value)}(?!\w)", re.IGNORECASE).search(text, *thing)
-            found = replace(found, spans=(word.span(), thing))
+            found = None if word is None else replace(found, spans=(word.span(), thing))
     else:
         found = locate(text, atom.skill, atom.question, atom.answer)
     if found is None:

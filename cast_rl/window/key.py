@@ -18,16 +18,20 @@ from cast_rl.window.profile import FORMAT, digest
 def identify_judge(judge: Judge) -> dict[str, Any]:
     """A judge's class and what its method ``identity()`` says, in JSON's types.
 
-    Without that method, its attributes: the weights of modules; settings that are text, numbers, bools or None.
+    Without that method, its attributes: the weights of modules; settings that are text, numbers, bools or None; and
+    judges that have that method, of a judge that wraps them.
     """
     kind = judge if hasattr(judge, "__qualname__") else type(judge)
     known: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}"}
-    if (identity := getattr(judge, "identity", None)) is not None:
-        return known | identity()
+    identity = getattr(judge, "identity", None)
+    if callable(identity) and not isinstance(identity, nn.Module):
+        return identity() | known
     if isinstance(judge, nn.Module):
         known["weights"] = weights_fingerprint(judge)
     for name, value in vars(judge).items() if hasattr(judge, "__dict__") else ():
-        if isinstance(value, nn.Module):
+        if callable(getattr(value, "identity", None)) and not isinstance(value, nn.Module):
+            known[name] = identify_judge(value)
+        elif isinstance(value, nn.Module):
             known[name] = weights_fingerprint(value)
         elif value is None or isinstance(value, str | int | float):
             known[name] = value

@@ -154,8 +154,8 @@ def test_evidence_is_averaged_by_area():
     ("judge", "message"),
     [
         (Fixed([1.5, 0.0]), "0 to 1.5"),
-        (Fixed([0.5]), r"\(8, 1\).* up to 2 atoms"),
-        (Fixed([0.5, 0.5], evidence=torch.ones(1, 8, 8)), r"evidence \(8, 1, 8, 8\)"),
+        (Fixed([0.5]), r"\(1, 1\).* up to 2 atoms"),
+        (Fixed([0.5, 0.5], evidence=torch.ones(1, 8, 8)), r"evidence \(1, 1, 8, 8\)"),
         (Fixed([0.5, 0.5], evidence=-torch.ones(2, 8, 8)), "minimum of -1"),
     ],
 )

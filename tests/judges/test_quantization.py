@@ -1,6 +1,8 @@
 """A judge whose weights are quantized while they are loaded, by the library that its settings name."""
 
 import importlib.util
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,7 +57,11 @@ def test_the_config_reaches_from_pretrained_on_the_judges_device_and_must_have_a
         ({"load_in_4bit": True}, r"load_judge: quantization\.backend=None is none of transformers"),
         (NF4 | {"backend": "bits"}, r"load_judge: quantization\.backend='bits'.*torchao"),
         (NF4 | {"bnb_quant_type": 1}, r"load_judge: quantization\.bnb_quant_type.*mean bnb_4bit_quant_type"),
-        (NF4 | {"load_in_8bit": True}, r"load_judge: quantization: load_in_4bit and load"),
+        (NF4 | {"load_in_8bit": True}, "quantization: backend bitsandbytes_4bit needs load_in_4bit: true and no other"),
+        (NF4 | {"backend": "bitsandbytes_8bit"}, r"bitsandbytes_8bit needs load_in_8bit: true .*'load_in_4bit'"),
+        ({"backend": "bitsandbytes_8bit"}, "got neither"),
+        ({"backend": ["a"]}, r"backend=\['a'\] is none of"),
+        (NF4 | {"bnb_4bit_compute_dtype": "bfloat17"}, "load_judge: quantization: .*bfloat17"),
     ],
 )
 def test_quantization_that_cannot_be_meant_is_named(judge_folders, spec, named):
@@ -67,3 +73,13 @@ def test_quantization_that_cannot_be_meant_is_named(judge_folders, spec, named):
 def test_a_package_that_is_missing_is_named(judge_folders):
     with pytest.raises(ImportError, match="requires bitsandbytes: `pip install"):
         load_judge(judge_folders("qwen3_vl"), quantization=NF4)
+
+
+def test_what_is_quantized_already_or_no_model_is_refused(judge_folders, tmp_path):
+    folder = Path(shutil.copytree(judge_folders("qwen3_vl"), tmp_path / "judge"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "bitsandbytes"}}))
+    with pytest.raises(ValueError, match="is quantized already; leave the setting out"):
+        load_judge(folder, quantization=NF4)
+    with pytest.raises(ValueError, match="quantization is for models, and 'oracle' is none"):
+        load_judge("oracle", quantization=NF4)

@@ -1,5 +1,7 @@
 """Measuring on a tiny pipeline: what is seen at each step, going on after a kill, and what the key depends on."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from PIL import Image
@@ -177,6 +179,8 @@ def test_a_vision_language_judge_is_known_by_all_that_its_judgements_follow_from
     ]
     known = [digest(identify_judge(each)) for each in judges]
     assert len(set(known)) == len(known)
+    wrapped = [digest(identify_judge(SimpleNamespace(inner=each))) for each in judges[:3]]
+    assert len(set(wrapped)) == 3, "a judge that wraps another is known by it, too"
     assert digest(identify_judge(load_judge(folder, token_budget=100))) == known[0], "which changes no result"
 
 
