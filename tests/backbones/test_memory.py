@@ -99,7 +99,7 @@ def test_quantization_becomes_the_config_class_of_each_components_library(bitsan
         ({"transformer": {"backend": "bits"}}, r"memory\.quantization\.transformer\.backend='bits'.*torchao"),
         ({"transformer": "nf4"}, r"memory\.quantization\.transformer\.backend='nf4'"),
         ({"transformer": NF4 | {"bnb_quant_type": 1}}, r"transformer\.bnb_quant_type.*mean bnb_4bit_quant_type"),
-        ({"transformer": NF4 | {"load_in_8bit": True}}, r"memory\.quantization\.transformer: load_in_4bit and load"),
+        ({"transformer": NF4 | {"load_in_8bit": True}}, r"transformer: backend bitsandbytes_4bit needs load_in_4bit"),
     ],
 )
 def test_quantization_that_cannot_be_meant_is_named(bitsandbytes, spec, named):
