@@ -56,8 +56,8 @@ class Evaluation:
         With a scene-level atom (the number of objects there are) among the atoms, ``all_correct`` is strict: an
         unrequested object counts against it.
         """
-        atom, correct, judged = self.atom_means, self.all_correct.float(), self.mask.any(1)
-        atom = atom[atom.isfinite()]
+        means, correct, hard = self.atom_means, self.all_correct.float(), self.hard
+        atom = means[means.isfinite()]
         skills: dict[str, list[float]] = defaultdict(list)
         for prompt, scores, mask in zip(self.prompts, self.scores.tolist(), self.mask.tolist(), strict=True):
             for atom_k, score, valid in zip(prompt.atoms, scores, mask, strict=False):
@@ -68,8 +68,8 @@ class Evaluation:
             "atom_score_se": _standard_error(atom),
             "all_correct": correct.mean().item(),
             "all_correct_se": _standard_error(correct),
-            "hard_atom_score": self.atom_means[self.hard].nanmean().item(),
-            "hard_all_correct": torch.where(judged, correct, torch.nan)[self.hard].nanmean().item(),
+            "hard_atom_score": means[hard].nanmean().item(),
+            "hard_all_correct": torch.where(self.mask.any(1), correct, torch.nan)[hard].nanmean().item(),
             **{f"skill_{name}": sum(s) / len(s) for name, s in sorted(skills.items())},
         }
 

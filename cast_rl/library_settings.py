@@ -57,15 +57,7 @@ def named(key: str) -> Iterator[None]:
     """Errors of the library say what setting they are about."""
     try:
         yield
-    except (
-        ValueError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        NotImplementedError,
-        AssertionError,
-        KeyError,
-    ) as error:
+    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{key}: {error}") from error
     except ImportError as error:
         raise ImportError(f"{key}: {error}; install the package, or leave this setting out") from error

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from cast_rl.window import FixedWindow
+from cast_rl.window.profile import ORDERS
 
 AT_LEAST_ONE = ("iterations", "checkpoint_every", "optim.epochs", "optim.batch_size", "rollout.steps")
 AT_LEAST_TWO = ("prompts.held_out", "prompts.measured")
-ORDERS = ("random", "sliding")
 OR_NONE = ("prompts.train", "prompts.held_out", "optim.micro_batch", "memory.forward_batch")
 
 

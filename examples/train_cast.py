@@ -63,6 +63,7 @@ def main(cfg: DictConfig) -> None:
         probes = load_prompts(cfg.prompts.source, cfg.prompts.measured, seed=cfg.measured.seed, held_out=False)
         settings = {**rollout_size, **noise, **cfg.measured, "negative_prompt": cfg.model.negative_prompt}
         window = measured_window(backbone, judge, probes, folder, **settings)
+    settings = OmegaConf.to_container(cfg, resolve=True) | started_from(backbone, judge)
     torch.manual_seed(cfg.seed)
     # The KL term needs the model before training: LoRA has it with adapters off, otherwise a copy is kept.
     keep = cfg.loss.kl_coeff is not None
@@ -103,7 +104,6 @@ def main(cfg: DictConfig) -> None:
     logger = get_logger(cfg.log.backend, logger_name=str(folder), experiment_name="log")
 
     before = evaluate(backbone, examiner, held_out, held_out_bank, **size)
-    settings = OmegaConf.to_container(cfg, resolve=True) | started_from(backbone, judge)
     state = {"iteration": 0, "scores": [], "config": settings}
     weights = torch.nn.ParameterList(trained)
     checkpoint = Checkpoint(weights=weights, average=average, optimizer=optimizer, schedule=schedule, state=state)

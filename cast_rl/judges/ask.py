@@ -94,11 +94,10 @@ def _one_by_one(judge: Judge, images: Tensor, asked: list[list[Atom]], error: Ex
     most = max(map(len, asked))
     scores = images.new_zeros(len(asked), most, dtype=torch.float32)
     mask = torch.zeros_like(scores, dtype=torch.bool)
-    maps = next((answer.evidence for answer in answers.values() if answer.evidence is not None), None)
     sizes = {tuple(answer.evidence.shape[2:]) for answer in answers.values() if answer.evidence is not None}
     if len(sizes) > 1:
         raise ValueError(f"the judge returned evidence of several sizes for images of one size: {sorted(sizes)}")
-    evidence = None if maps is None else scores.new_zeros(len(asked), most, *maps.shape[2:])
+    evidence = scores.new_zeros(len(asked), most, *sizes.pop()) if sizes else None
     for b, answer in answers.items():
         scores[b], mask[b] = _columns(answer.scores, most)[0], _columns(answer.mask, most)[0]
         if answer.evidence is not None:

@@ -23,19 +23,24 @@ def identify_judge(judge: Judge) -> dict[str, Any]:
     """
     kind = judge if hasattr(judge, "__qualname__") else type(judge)
     known: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}"}
-    identity = getattr(judge, "identity", None)
-    if callable(identity) and not isinstance(identity, nn.Module):
-        return identity() | known
+    if _says_what_it_is(judge):
+        return judge.identity() | known
     if isinstance(judge, nn.Module):
         known["weights"] = weights_fingerprint(judge)
     for name, value in vars(judge).items() if hasattr(judge, "__dict__") else ():
-        if callable(getattr(value, "identity", None)) and not isinstance(value, nn.Module):
+        if _says_what_it_is(value):
             known[name] = identify_judge(value)
         elif isinstance(value, nn.Module):
             known[name] = weights_fingerprint(value)
         elif value is None or isinstance(value, str | int | float):
             known[name] = value
     return known
+
+
+def _says_what_it_is(value: Any) -> bool:
+    """Whether it has a method ``identity``; a layer of that name is none."""
+    identity = getattr(value, "identity", None)
+    return callable(identity) and not isinstance(identity, nn.Module)
 
 
 def dependencies(backbone: Backbone, judge: Judge, prompts: Sequence[Prompt], **settings: Any) -> dict[str, Any]:

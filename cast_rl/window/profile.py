@@ -21,6 +21,7 @@ from cast_rl.window.samplers import SlidingWindow, UniformWindow, WindowSampler,
 FORMAT = 1
 """Of profiles, a part of their key; raise it when the same dependencies come to give another profile."""
 
+ORDERS = ("random", "sliding")
 MARKS = {1: "1", 0: "0", -1: "?"}
 
 
@@ -185,11 +186,11 @@ class StructureProfile:
                 "window by hand"
             )
         check_windows(self.sigmas, range(steps - width + 1), width, transition=transition, a=a)
+        if order not in ORDERS:
+            raise ValueError(f"unknown order {order!r} of windows; choose {' or '.join(ORDERS)}")
         if order == "random":
             return UniformWindow(0, steps - width, width)
-        if order == "sliding":
-            return SlidingWindow(0, steps - width, width, every)
-        raise ValueError(f"unknown order {order!r} of windows; choose random or sliding")
+        return SlidingWindow(0, steps - width, width, every)
 
     def table(self, criterion: Criterion = STRUCTURE) -> str:
         """Agreement per skill and step, and when each settles by the criterion's threshold, as lines of text."""
