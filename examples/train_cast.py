@@ -54,9 +54,8 @@ def main(cfg: DictConfig) -> None:
     size = {"height": cfg.model.height, "width": cfg.model.width, "steps": cfg.model.steps}
     rollout_size = size | {"steps": cfg.rollout.steps}
     noise = {"transition": cfg.rollout.transition, "a": cfg.rollout.noise}
-    precision = {"dtype": cfg.judge_dtype, "quantization": cfg.judge_quantization}
-    judging = {"device": cfg.judge_device or cfg.device, **precision}
-    judge = load_judge(cfg.judge, **judging)
+    judging = {"device": cfg.judge_device or cfg.device, "dtype": cfg.judge_dtype}
+    judge = load_judge(cfg.judge, quantization=cfg.judge_quantization, **judging)
     examiner = judge if cfg.examiner == cfg.judge else load_judge(cfg.examiner, **judging)
 
     if window is None:
